@@ -1,0 +1,51 @@
+"""Every environment variable that slurm-ft reads or sets, in one place.
+
+`VARIABLES` is the contract: a name, who sets it, and what it means. Code uses the constants, docs are
+generated from the table. Nothing here reads the environment.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+RUN = "SLURM_FT_RUN"
+REPLICA = "SLURM_FT_REPLICA"
+ATTEMPT = "SLURM_FT_ATTEMPT"
+SOCKET = "SLURM_FT_SOCKET"
+MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
+RUNS = "SLURM_FT_RUNS"
+ADDRESS = "SLURM_FT_ADDRESS"
+
+LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
+REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
+NUM_REPLICA_GROUPS = "NUM_REPLICA_GROUPS"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+class Variable(NamedTuple):
+    """One variable: its name, `user` or `agent` (who sets it), and what it means in one sentence."""
+
+    name: str
+    set_by: str
+    meaning: str
+
+
+VARIABLES = (
+    Variable(RUN, "agent", "the run folder, as an absolute path"),
+    Variable(REPLICA, "agent", "the number of the rank's replica, from 0"),
+    Variable(ATTEMPT, "agent", "the number of this start of the replica, from 1"),
+    Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
+    Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
+    Variable("RANK", "agent", "the rank within its replica, from 0"),
+    Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),
+    Variable("WORLD_SIZE", "agent", "the ranks of one replica"),
+    Variable("LOCAL_WORLD_SIZE", "agent", "the ranks of one replica on one host"),
+    Variable("MASTER_ADDR", "agent", "the first host of the replica, as other hosts reach it"),
+    Variable("MASTER_PORT", "agent", "a port of that host, new for each attempt"),
+    Variable(LIGHTHOUSE, "agent", "torchft's Lighthouse; a value of the user's own wins"),
+    Variable(REPLICA_GROUP_ID, "agent", "the replica, as torchft names it; a value of the user's own wins"),
+    Variable(NUM_REPLICA_GROUPS, "agent", "the number of replicas; a value of the user's own wins"),
+    Variable(ERROR_FILE, "agent", "where a rank leaves its traceback (torch elastic's error file)"),
+    Variable(RUNS, "user", "the folder that holds run folders; `runs` by default"),
+    Variable(ADDRESS, "user", "the address on which the head listens; Slurm's NodeAddr by default"),
+)

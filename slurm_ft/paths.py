@@ -1,0 +1,99 @@
+"""The run folder: every file name of a run has its owner here.
+
+    run.json                    the spec; written once
+    events.jsonl                what happened; append only; the controller is its only writer
+    state.json                  a snapshot for readers; replaced at most once a second
+    lock                        held (flock) by the head as long as the run is looked after
+    controller.log, head.log    words of our own processes
+    secret/                     0700: the run's CURVE keys and the address of the controller
+    control/                    requests of `inject` and `stop`: one small file each
+    stop                        touch it and the run stops in order
+    errors/<r>-<attempt>-<rank>.json           a rank's traceback (torch elastic's protocol)
+    replicas/<r>/attempt_<n>/<rank>.log        a rank's output
+    replicas/<r>/step_<n>.log                  the words of the step itself (srun, agent)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_ft.errors import RunFolderError
+
+
+class RunPaths:
+    """The file names of one run. Makes nothing by itself except in `create`."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(os.path.abspath(root))
+        self.spec = self.root / "run.json"
+        self.events = self.root / "events.jsonl"
+        self.state = self.root / "state.json"
+        self.lock = self.root / "lock"
+        self.stop = self.root / "stop"
+        self.controller_log = self.root / "controller.log"
+        self.head_log = self.root / "head.log"
+        self.secret = self.root / "secret"
+        self.endpoint = self.secret / "endpoint"
+        self.lighthouse = self.secret / "lighthouse"
+        self.control = self.root / "control"
+        self.errors = self.root / "errors"
+        self.hosts = self.root / "hosts"
+
+    def rank_log(self, replica: int, attempt: int, rank: int) -> Path:
+        return self.root / "replicas" / str(replica) / f"attempt_{attempt}" / f"{rank}.log"
+
+    def step_log(self, replica: int, step: int) -> Path:
+        return self.root / "replicas" / str(replica) / f"step_{step}.log"
+
+    def error(self, replica: int, attempt: int, rank: int) -> Path:
+        return self.errors / f"{replica}-{attempt}-{rank}.json"
+
+    def create(self) -> None:
+        """Make the folders. Raises RunFolderError when the place cannot be written."""
+        try:
+            for folder in (self.root, self.control, self.errors, self.root / "replicas"):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.secret.mkdir(mode=0o700, exist_ok=True)
+            self.secret.chmod(0o700)
+        except OSError as error:
+            raise RunFolderError(
+                f"the run folder `{self.root}` cannot be written: {error.strerror}",
+                "choose another with --run-dir; it must be on a file system that every host shares",
+            ) from None
+
+
+def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write `text` beside `path` and rename it there, so that no reader ever sees half of it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomic(path, json.dumps(value, indent=1, sort_keys=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises RunFolderError, with the reason, when there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"there is no `{path}`", "is this the folder of a run? see `slurm-ft list`") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"`{path}` cannot be read: {error}", "the file is damaged") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"`{path}` holds no object", "the file is damaged")
+    return value

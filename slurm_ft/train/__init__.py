@@ -1,0 +1,1 @@
+"""What runs inside a rank. Imports nothing of the controller's side, and no torch by itself."""

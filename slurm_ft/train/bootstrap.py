@@ -1,0 +1,135 @@
+"""Runs a rank's Python program as if Python had been started on it, and observes it.
+
+    python bootstrap.py script.py ARGS | -m module ARGS | -c code ARGS
+
+The agent puts this file in front of the program of a rank whose command is a Python. It
+  1. listens to torchft's own structured loggers, so that an unmodified torchft script is observed;
+  2. leaves the traceback of an uncaught exception in torch elastic's error file, as `@record` would;
+  3. turns on faulthandler, so that a segmentation fault leaves a stack in the rank's log;
+  4. runs the program in the real `__main__`, with its own sys.argv and sys.path.
+
+It uses the standard library alone and is run by its path: the program's Python needs no slurm-ft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import json
+import logging
+import os
+import runpy
+import sys
+import time
+import traceback
+from types import ModuleType, TracebackType
+from typing import Any
+
+
+def _load(name: str, file: str) -> ModuleType:
+    """Load a file of this folder as the module `name`."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), file)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _TorchftHandler(logging.Handler):
+    """Sends torchft's structured records to the agent. Field names are those of torchft 0.2.0."""
+
+    KINDS = ("torchft_quorums", "torchft_commits", "torchft_errors")
+
+    def __init__(self, channel: Any) -> None:
+        super().__init__(logging.INFO)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = record.__dict__
+        common = {"quorum_id": fields.get("quorum_id"), "torchft_id": fields.get("replica_id")}
+        if record.name == "torchft_quorums":
+            self._channel.send("quorum", step=fields.get("step"), **common)
+        elif record.name == "torchft_commits":
+            committed = bool(fields.get("commit_result"))
+            self._channel.send("commit", step=fields.get("step"), committed=committed, **common)
+        else:
+            self._channel.send("torchft_error", error=str(fields.get("error", ""))[:500], **common)
+
+
+def _observe_torchft(channel: Any) -> None:
+    handler = _TorchftHandler(channel)
+    for name in handler.KINDS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        # The records have an empty message: without this they would print blank lines in the user's log.
+        logger.propagate = False
+
+
+def _own_frames_cut(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this file and of runpy, as the user's program would show it."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+def _leave_error_file(value: BaseException, text: str) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):  # `@record` was there first and knows more
+        return
+    message = {
+        "message": f"{type(value).__name__}: {value}",
+        "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))},
+    }
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": message}, file)
+
+
+def _excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    trace = _own_frames_cut(trace)
+    text = "".join(traceback.format_exception(kind, value, trace))
+    sys.stderr.write(text)
+    if not issubclass(kind, KeyboardInterrupt):
+        _leave_error_file(value, text)
+
+
+def _run(arguments: list[str]) -> None:
+    first = arguments[0]
+    if first == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = os.getcwd()
+        runpy._run_module_as_main(sys.argv[0])
+        return
+    main = sys.modules["__main__"].__dict__
+    names = {"__name__": "__main__", "__builtins__": __builtins__, "__doc__": None, "__package__": None}
+    if first == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path[0] = ""
+        code = compile(arguments[1], "<string>", "exec")
+    else:
+        sys.argv = arguments
+        sys.path[0] = os.path.dirname(os.path.realpath(first))
+        with open(first, "rb") as file:
+            code = compile(file.read(), first, "exec")
+        names["__file__"] = first
+    main.clear()
+    main.update(names, __spec__=None, __loader__=None)
+    exec(code, main)
+
+
+def main() -> None:
+    faulthandler.enable()
+    # Under its full name: a program that imports it gets the same module, and the rank has one channel.
+    channel = _load("slurm_ft.train.progress", "progress.py").channel()
+    if channel is not None:
+        _observe_torchft(channel)
+    sys.excepthook = _excepthook
+    _run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    # The program takes over this very namespace, so what outlives it must live in another.
+    _load("_slurm_ft_bootstrap", "bootstrap.py").main()

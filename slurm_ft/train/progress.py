@@ -1,0 +1,100 @@
+"""Tells the agent of this host how the rank gets on. For training scripts and for our own adapters.
+
+    from slurm_ft.train.progress import report
+    report(step=step, loss=loss, tokens=tokens_so_far)
+
+The rank holds one connection to its agent: a Unix SEQPACKET socket in the abstract namespace, whose name is
+in SLURM_FT_SOCKET. Each packet is one JSON object. A packet that does not fit is kept and sent with the
+next one, so a busy agent never blocks a training step. The agent can send packets too; the only one so far
+is `exit`, by which `slurm-ft inject --kind exit:N` ends a rank from within.
+
+This file uses the standard library alone, because `bootstrap.py` loads it by its path into Pythons that
+have no slurm-ft installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any
+
+PACKET_BYTES = 60_000
+KEPT_PACKETS = 10_000
+
+
+class Channel:
+    """This rank's connection to its agent. Never raises: observing must not end a training."""
+
+    def __init__(self, name: str) -> None:
+        self._waiting: deque[bytes] = deque(maxlen=KEPT_PACKETS)
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+            connection.connect("\0" + name.removeprefix("@"))
+            self._socket = connection
+            threading.Thread(target=self._listen, args=(connection,), name="slurm-ft", daemon=True).start()
+            self.send("hello", rank=int(os.environ.get("RANK", "0")), pid=os.getpid())
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send one packet of this kind; `m` is the sender's monotonic clock in seconds."""
+        if self._socket is None:
+            return
+        packet = json.dumps({"type": kind, "m": time.monotonic(), **fields}, default=str).encode()
+        with self._lock:
+            self._waiting.append(packet[:PACKET_BYTES])
+            try:
+                while self._waiting:
+                    self._socket.send(self._waiting[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._waiting.popleft()
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._socket = None
+
+    def _listen(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while packet := connection.recv(PACKET_BYTES):
+                command = json.loads(packet)
+                if command.get("type") == "exit":
+                    os._exit(int(command["code"]))
+
+
+_channel: Channel | None = None
+
+
+def channel() -> Channel | None:
+    """This process's channel, or None outside a slurm-ft rank."""
+    global _channel
+    name = os.environ.get("SLURM_FT_SOCKET")
+    if _channel is None and name:
+        _channel = Channel(name)
+    return _channel
+
+
+def _forget_after_fork() -> None:
+    global _channel
+    _channel = None
+    os.environ.pop("SLURM_FT_SOCKET", None)
+
+
+# A data loader's worker is not the rank: what it would report is not this rank's progress.
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def report(
+    step: int, loss: float | None = None, tokens: int | None = None, phase: str | None = None
+) -> None:
+    """Report progress: the training step, its loss, the tokens this replica has trained on so far.
+
+    `phase` is a word of the script's own choosing; `imported`, `joined`, `healed` and `train` are known to
+    the report's time line. Cheap, never raises, and does nothing outside a slurm-ft rank.
+    """
+    here = channel()
+    if here is not None:
+        here.send("progress", step=step, loss=loss, tokens=tokens, phase=phase)

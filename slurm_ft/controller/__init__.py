@@ -1,0 +1,1 @@
+"""The controller's side of a run: what keeps replicas alive."""

@@ -230,8 +230,11 @@ def _to_lost(r: Replica, e: Event) -> Replica:
 
 
 def _step_ending(r: Replica, e: Event) -> Replica:
-    then = State(e.data["then"])
-    return r.to(then if r.pid is None else State.ENDING, e.t, then=then, why=str(e.data.get("why", "")))
+    then, why = State(e.data["then"]), str(e.data.get("why", ""))
+    if r.state is State.LAUNCHING and then is State.PENDING:  # it never came up: that is a failure too
+        failure = Failure(t=e.t, what=why, launch=True)
+        r = replace(r, failure=failure, first_failure=r.first_failure or failure, streak=r.streak + 1)
+    return r.to(then if r.pid is None else State.ENDING, e.t, then=then, why=why)
 
 
 def _step_gone(r: Replica, e: Event) -> Replica:

@@ -12,6 +12,7 @@ RUN = "SLURM_FT_RUN"
 REPLICA = "SLURM_FT_REPLICA"
 ATTEMPT = "SLURM_FT_ATTEMPT"
 SOCKET = "SLURM_FT_SOCKET"
+STEP = "SLURM_FT_STEP"
 MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
 RUNS = "SLURM_FT_RUNS"
 ADDRESS = "SLURM_FT_ADDRESS"
@@ -23,7 +24,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class Variable(NamedTuple):
-    """One variable: its name, `user` or `agent` (who sets it), and what it means in one sentence."""
+    """One variable: its name, who sets it (`user`, `agent` or `launcher`), and what it means in one sentence."""
 
     name: str
     set_by: str
@@ -35,6 +36,7 @@ VARIABLES = (
     Variable(REPLICA, "agent", "the number of the rank's replica, from 0"),
     Variable(ATTEMPT, "agent", "the number of this start of the replica, from 1"),
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
+    Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),

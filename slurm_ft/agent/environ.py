@@ -1,0 +1,86 @@
+"""What a rank sees in its environment. Pure: the surroundings are an argument.
+
+Three layers, later ones win: defaults where the surroundings have no value; torchrun's names and ours,
+which must be right; what the run's spec sets. torchft's own variables count as defaults, so a value that
+the user exported wins. Nothing here sets a SLURM_* variable of Slurm's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from slurm_ft import env
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank's place in the run. `first_host` is the address of the replica's first host."""
+
+    run: str
+    replica: int
+    replicas: int
+    min_replicas: int
+    attempt: int
+    rank: int
+    local_rank: int
+    ranks: int
+    ranks_per_host: int
+    first_host: str
+    port: int
+    socket: str
+    lighthouse: str
+    error_file: str
+
+
+def rank_environment(
+    surroundings: Mapping[str, str], place: Place, chosen: Mapping[str, str], hosts: Iterable[str] = ()
+) -> dict[str, str]:
+    """The environment of one rank; `hosts` are names and addresses that no web proxy may be asked for."""
+    result = _defaults(place) | dict(surroundings) | _certain(place) | dict(chosen)
+    return result | _no_proxy(result, hosts)
+
+
+def _defaults(place: Place) -> dict[str, str]:
+    defaults = {
+        # torchrun's default too: ranks that share cores slow each other down with more.
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        # torchft's Rust half logs five lines a step at its default level.
+        "RUST_LOG": "warn",
+        env.REPLICA_GROUP_ID: str(place.replica),
+        env.NUM_REPLICA_GROUPS: str(place.replicas),
+    }
+    if place.lighthouse:
+        defaults[env.LIGHTHOUSE] = place.lighthouse
+    return defaults
+
+
+def _certain(place: Place) -> dict[str, str]:
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.ranks),
+        "LOCAL_WORLD_SIZE": str(place.ranks_per_host),
+        "MASTER_ADDR": place.first_host,
+        "MASTER_PORT": str(place.port),
+        env.RUN: place.run,
+        env.REPLICA: str(place.replica),
+        env.ATTEMPT: str(place.attempt),
+        env.MIN_REPLICAS: str(place.min_replicas),
+        env.SOCKET: place.socket,
+        env.ERROR_FILE: place.error_file,
+    }
+
+
+def _no_proxy(result: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
+    """torchft speaks HTTP between hosts; a site's web proxy must not get in between.
+
+    Exact names only: not every client understands address ranges here.
+    """
+    wanted = ["localhost", "127.0.0.1", *hosts]
+    changes = {}
+    for name in ("no_proxy", "NO_PROXY"):
+        present = [item for item in result.get(name, "").split(",") if item]
+        changes[name] = ",".join(dict.fromkeys([*present, *wanted]))
+    return changes

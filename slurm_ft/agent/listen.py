@@ -1,0 +1,136 @@
+"""What the agent listens to on its own host: the ranks' progress, and ranks that look for the Lighthouse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from slurm_ft.train.progress import PACKET_BYTES
+
+
+class RankSocket:
+    """The socket on which ranks report (see slurm_ft.train.progress).
+
+    It is in the abstract namespace, so there is no file to leave behind; only processes of the same user
+    are let in.
+    """
+
+    def __init__(self, on_packet: Callable[[int, dict[str, Any]], None]) -> None:
+        self.name = f"@slurm-ft-{secrets.token_hex(12)}"
+        self._on_packet = on_packet
+        self._connections: dict[int, socket.socket] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._socket.bind("\0" + self.name[1:])
+        self._socket.listen(128)
+        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        connection, _ = self._socket.accept()
+        connection.setblocking(False)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, user, _ = struct.unpack("3i", credentials)
+        if user != os.getuid():
+            connection.close()
+            return
+        asyncio.get_running_loop().add_reader(connection, self._read, connection, {"rank": -1})
+
+    def _read(self, connection: socket.socket, who: dict[str, int]) -> None:
+        try:
+            data = connection.recv(PACKET_BYTES)
+            packet = json.loads(data) if data else None
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            packet = None
+        if not isinstance(packet, dict):
+            self._drop(connection, who["rank"])
+        elif packet.get("type") == "hello":
+            who["rank"] = int(packet["rank"])
+            self._connections[who["rank"]] = connection
+        else:
+            self._on_packet(who["rank"], packet)
+
+    def _drop(self, connection: socket.socket, rank: int) -> None:
+        asyncio.get_running_loop().remove_reader(connection)
+        connection.close()
+        if self._connections.get(rank) is connection:
+            del self._connections[rank]
+
+    def send(self, rank: int, packet: dict[str, Any]) -> bool:
+        """Send a packet to a rank; False when it is not connected (its program is not observed)."""
+        connection = self._connections.get(rank)
+        if connection is None:
+            return False
+        try:
+            connection.send(json.dumps(packet).encode())
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in [*self._connections.values(), self._socket]:
+            loop.remove_reader(connection)
+            connection.close()
+
+
+class Forwarder:
+    """Carries bytes from a loopback port to the Lighthouse of the day.
+
+    The Lighthouse's address is read anew for each connection, so it can move while the address that the
+    ranks were given stays the same.
+    """
+
+    def __init__(self, address_file: Path) -> None:
+        self._address_file = address_file
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Listen; gives the address for the ranks, or '' when the run has no Lighthouse."""
+        if not self._address_file.exists():
+            return ""
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            target = urlsplit(self._address_file.read_text().strip())
+            far_reader, far_writer = await asyncio.open_connection(target.hostname, target.port)
+            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        except (OSError, ValueError, asyncio.CancelledError):
+            pass  # the rank sees a closed connection and dials again
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while block := await reader.read(65536):
+            writer.write(block)
+            await writer.drain()
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+    except OSError:
+        writer.close()
+        raise

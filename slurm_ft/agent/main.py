@@ -1,0 +1,315 @@
+"""The agent's process: `python -m slurm_ft.agent.main --run-dir DIR --replica N --step N --hosts LIST`.
+
+One asyncio loop. It dials the controller, says who it is, and does what it is told:
+
+    start      start the ranks of an attempt
+    clear      end what is left of an attempt; answer with a port for the next one
+    shutdown   end the ranks and leave
+    inject     hurt a rank on purpose
+    who        say again who you are (to a controller that was started again)
+
+and tells of every rank's end, of progress, and once a second that it lives. Ranks keep running while there
+is no controller; after the policy's `orphan_timeout` without one the agent ends them and leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from slurm_ft.agent.command import rank_argv
+from slurm_ft.agent.environ import Place, rank_environment
+from slurm_ft.agent.listen import Forwarder, RankSocket
+from slurm_ft.agent.observed import Observed
+from slurm_ft.agent.ranks import Exit, Plan, Ranks, split_cpus
+from slurm_ft.channel import HEARTBEAT, Client, Message
+from slurm_ft.paths import RunPaths, read_json
+from slurm_ft.slurm.hostlist import expand
+from slurm_ft.spec import RunSpec
+
+PROGRESS_INTERVAL = 0.25
+REDIAL_AFTER = 5.0
+TAIL_BYTES = 4000
+PORTS = range(20_000, 32_000)
+"""Below the kernel's ephemeral range, so that no outgoing connection takes a port we chose."""
+
+
+def free_port(host: str = "") -> int:
+    """A port that is free now, from PORTS. Nothing reserves it: a rank that finds it taken fails and the
+    next attempt gets another."""
+    start = int.from_bytes(os.urandom(4), "big")
+    for offset in range(len(PORTS)):
+        port = PORTS[(start + offset * 7) % len(PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise OSError("no port between 20000 and 32000 is free")
+
+
+def address_towards(endpoint: str) -> str:
+    """Our address on the way to the controller: what other hosts of the allocation can reach us by."""
+    target = urlsplit(endpoint)
+    family = socket.AF_INET6 if ":" in (target.hostname or "") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target.hostname, target.port))
+        return str(probe.getsockname()[0])
+
+
+def read_error(path: Path) -> tuple[str, str]:
+    """(message, traceback) from torch elastic's error file; empty when there is none."""
+    try:
+        message = json.loads(path.read_text(encoding="utf-8"))["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", ""
+    if isinstance(message, str):
+        return message, ""
+    extra = message.get("extraInfo") or {}
+    return str(message.get("message", "")), str(extra.get("py_callstack", ""))[-TAIL_BYTES:]
+
+
+def tail(path: Path) -> str:
+    """The end of a log, for a rank that left no traceback."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-20:])
+    except OSError:
+        return ""
+
+
+class Agent:
+    """The owner of one host's ranks. See the module's docstring."""
+
+    def __init__(self, run_dir: str, replica: int, step: int, hosts: list[str], host: str) -> None:
+        self._paths = RunPaths(run_dir)
+        self._spec = RunSpec.from_json(read_json(self._paths.spec))
+        self._replica, self._step, self._host = replica, step, host
+        self._hosts = hosts
+        self._index = hosts.index(host)
+        self._client = Client(self._paths, f"{replica}.{self._index}.{step}.{os.getpid()}".encode())
+        self._ranks = Ranks(self._exited)
+        self._socket = RankSocket(self._packet)
+        self._forwarder = Forwarder(self._paths.lighthouse)
+        self._lighthouse = ""
+        self._attempt = 0
+        self._ends: dict[int, Message] = {}  # told again to a controller that was started again
+        self._observed = Observed(0, self._client.send)
+        self._heard = time.monotonic()
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._work: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve until told to leave; gives the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, partial(self._on_signal, number))
+        self._lighthouse = await self._forwarder.start()
+        self._hello()
+        for work in (self._receive(), self._live(), self._flush()):
+            self._do(work)
+        code = await self._over
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        await self._forwarder.close()
+        self._socket.close()
+        self._client.send({"type": "leaving", "code": code})
+        self._client.close()
+        return code
+
+    def _on_signal(self, number: int) -> None:
+        self._do(self._leave(self._spec.policy.stop_grace, 128 + number))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._work.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and task.exception() is not None and not self._over.done():
+            self._over.set_exception(task.exception() or RuntimeError())
+
+    # --- what we tell ----------------------------------------------------------------------------------
+
+    def _hello(self) -> None:
+        endpoint = self._paths.endpoint.read_text()
+        self._address = address_towards(endpoint)
+        self._client.send(
+            {
+                "type": "hello",
+                "replica": self._replica,
+                "step": self._step,
+                "index": self._index,
+                "host": self._host,
+                "address": self._address,
+                "port": free_port(),
+                "step_id": os.environ.get("SLURM_STEP_ID", ""),
+                "agent_pid": os.getpid(),
+                "attempt": self._attempt,
+                "ends": list(self._ends.values()),
+            }
+        )
+
+    def _exited(self, end: Exit) -> None:
+        self._observed.flush()
+        self._ends[end.rank] = self._end_message(end)
+        self._client.send(self._ends[end.rank])
+
+    def _end_message(self, end: Exit) -> Message:
+        if end.code == 0:
+            return {"type": "rank_done", "attempt": self._attempt, "rank": end.rank}
+        log = self._paths.rank_log(self._replica, self._attempt, end.rank)
+        message, traceback = read_error(self._paths.error(self._replica, self._attempt, end.rank))
+        return {
+            "type": "rank_failed",
+            "attempt": self._attempt,
+            "rank": end.rank,
+            "host": self._host,
+            "what": f"{end.words}: {message}" if message else end.words,
+            "code": end.code,
+            "signal": end.signal_name,
+            "age": time.monotonic() - end.at,
+            "log": str(log),
+            "traceback": traceback or tail(log),
+        }
+
+    def _packet(self, rank: int, packet: dict[str, Any]) -> None:
+        self._observed.packet(rank, packet)
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_INTERVAL)
+            self._observed.flush()
+
+    async def _live(self) -> None:
+        while True:
+            self._client.send({"type": "alive"})
+            silence = time.monotonic() - self._heard
+            if silence > REDIAL_AFTER:
+                self._client.dial()
+            if silence > self._spec.policy.orphan_timeout:
+                print(f"slurm-ft agent: no controller for {silence:.0f} s, leaving", file=sys.stderr)
+                self._do(self._leave(self._spec.policy.kill_grace, 1))
+            await asyncio.sleep(HEARTBEAT)
+
+    # --- what we are told ------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._client.receive()
+            if message is not None:
+                self._heard = time.monotonic()
+                self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "start":
+            self._start(message)
+        elif kind == "clear":
+            self._do(self._clear(int(message["attempt"]), float(message["grace"])))
+        elif kind == "shutdown":
+            self._do(self._leave(float(message["grace"]), 0))
+        elif kind == "inject":
+            error = self._inject(int(message["rank"]), str(message["kind"]))
+            self._client.send({"type": "injected", "id": message["id"], "error": error, **_named(message)})
+        elif kind == "who":
+            self._hello()
+
+    def _start(self, message: Message) -> None:
+        attempt = int(message["attempt"])
+        if attempt <= self._attempt:  # said twice, by a controller that was started again
+            return
+        self._attempt = attempt
+        self._ends.clear()
+        self._observed = Observed(attempt, self._client.send)
+        self._ranks.start(self._plans(attempt, str(message["first_host"]), int(message["port"])))
+
+    def _plans(self, attempt: int, first_host: str, port: int) -> list[Plan]:
+        replica = self._spec.replica
+        cpus = split_cpus(sorted(os.sched_getaffinity(0)), replica.ranks_per_host)
+        plans = []
+        for local in range(replica.ranks_per_host):
+            rank = self._index * replica.ranks_per_host + local
+            place = Place(
+                run=str(self._paths.root),
+                replica=self._replica,
+                replicas=self._spec.replicas,
+                min_replicas=self._spec.policy.min_replicas,
+                attempt=attempt,
+                rank=rank,
+                local_rank=local,
+                ranks=replica.ranks,
+                ranks_per_host=replica.ranks_per_host,
+                first_host=first_host,
+                port=port,
+                socket=self._socket.name,
+                lighthouse=self._lighthouse,
+                error_file=str(self._paths.error(self._replica, attempt, rank)),
+            )
+            environment = rank_environment(
+                os.environ, place, replica.environment, [*self._hosts, self._address, first_host]
+            )
+            argv = rank_argv(replica.command, sys.executable)
+            plans.append(
+                Plan(rank, local, argv, environment, self._paths.rank_log(self._replica, attempt, rank), cpus[local])
+            )
+        return plans
+
+    async def _clear(self, attempt: int, grace: float) -> None:
+        await self._ranks.clear(grace)
+        self._client.send({"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()})
+
+    async def _leave(self, grace: float, code: int) -> None:
+        await self._ranks.clear(grace)
+        if not self._over.done():
+            self._over.set_result(code)
+
+    def _inject(self, rank: int, kind: str) -> str:
+        """Hurt a rank; gives what went wrong, or ''."""
+        if kind.startswith("exit:"):
+            told = self._socket.send(rank, {"type": "exit", "code": int(kind.removeprefix("exit:"))})
+            return "" if told else f"rank {rank} is no observed Python program; use kill, term or segv"
+        numbers = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
+        if kind not in numbers:
+            return f"the kind `{kind}` is unknown"
+        return "" if self._ranks.signal(numbers[kind], rank) else f"rank {rank} is not running"
+
+
+def _named(message: Message) -> dict[str, Any]:
+    return {"rank": message["rank"], "kind": message["kind"]}
+
+
+async def _main(arguments: argparse.Namespace) -> int:
+    hosts = expand(arguments.hosts)
+    host = arguments.host or os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    if host not in hosts:
+        print(f"slurm-ft agent: this host is {host}, which is not in {arguments.hosts}", file=sys.stderr)
+        return 2
+    return await Agent(arguments.run_dir, arguments.replica, arguments.step, hosts, host).run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--replica", type=int, required=True)
+    parser.add_argument("--step", type=int, required=True)
+    parser.add_argument("--hosts", required=True, help="the replica's hosts, as a hostlist")
+    parser.add_argument("--host", help="the name of this host; Slurm's by default")
+    sys.exit(asyncio.run(_main(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What the commands share: their decorator, the RUN argument, and how they print.
+
+Data goes to stdout, words to stderr. A command is declared with `@command("name", examples=(...))`, so that
+every help has `-h` and ends with two examples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from slurm_ft import env
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def command(name: str, examples: tuple[str, str], **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declare a command whose help ends with two examples."""
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+    context = {"help_option_names": ["-h", "--help"], **settings.pop("context_settings", {})}
+    return click.command(name, epilog=epilog, context_settings=context, **settings)
+
+
+def run_argument(function: F) -> F:
+    """The optional RUN and `--runs DIR`."""
+    function = click.argument("run", required=False, metavar="[RUN]")(function)
+    return runs_option(function)
+
+
+def runs_option(function: F) -> F:
+    return click.option(
+        "--runs", "runs_folder", metavar="DIR", envvar=env.RUNS, default="runs", show_default=True,
+        help=f"The folder that holds the run folders (or ${env.RUNS}).",
+    )(function)  # fmt: skip
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def dry_run_option(function: F) -> F:
+    return click.option("--dry-run", is_flag=True, help="Print what would be done and do nothing.")(function)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def say(words: str) -> None:
+    """Words for people: stderr."""
+    click.echo(words, err=True)
+
+
+def coloured() -> bool:
+    """May stdout be coloured? Only a terminal, and not when NO_COLOR is set (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

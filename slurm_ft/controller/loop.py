@@ -1,0 +1,108 @@
+"""The one place where events come in and actions go out.
+
+`Supervisor.take` records an event and takes it into the state; `Supervisor.act` asks `decide` what to do
+and does it, until there is nothing left to do. Whatever touches the world is behind `Effects`, so stories
+are told to this very loop in tests. An action's record comes before its effect where the effect can be
+repeated (an agent that is told twice to start an attempt does it once), so a crash between the two loses
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from slurm_ft.controller import supervise
+from slurm_ft.controller.supervise import Replica, RunState
+from slurm_ft.errors import LaunchError
+from slurm_ft.events import Event, Kind
+from slurm_ft.spec import Policy
+
+MOST_ROUNDS = 50
+"""Rounds of deciding after one event. Each round moves a replica on, so more would be a fault of ours."""
+
+
+class Effects(Protocol):
+    """What the supervisor can do to the world."""
+
+    def launch(self, replica: Replica, step: int) -> int:
+        """Start a step; gives the number of its first process. Raises LaunchError."""
+        ...
+
+    def start_ranks(self, replica: Replica) -> None:
+        """Tell the replica's agents to start the ranks of its current attempt."""
+        ...
+
+    def clear_ranks(self, replica: Replica) -> None:
+        """Tell the replica's agents to end what is left of its ranks."""
+        ...
+
+    def end_step(self, replica: Replica, grace: float) -> None:
+        """End the replica's step; its exit comes as an event."""
+        ...
+
+
+class Supervisor:
+    """The state of a run and the loop over it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        effects: Effects,
+        record: Callable[[Event], None],
+        clock: Callable[[], float],
+        state: RunState | None = None,
+    ) -> None:
+        self.state = state or RunState()
+        self.reasons: dict[int, str] = {}
+        self._policy = policy
+        self._effects = effects
+        self._record = record
+        self._clock = clock
+
+    def take(self, kind: Kind, replica: int | None = None, /, **data: Any) -> None:
+        """Something has happened: record it and take it in."""
+        event = Event(self._clock(), kind, replica, data)
+        self._record(event)
+        self.state = supervise.observe(self.state, event)
+
+    def act(self) -> None:
+        """Do all that is to be done now."""
+        for _ in range(MOST_ROUNDS):
+            actions, reasons = supervise.decide(self._clock(), self.state, self._policy)
+            self.reasons = reasons or self.reasons  # of a run that has ended the last ones stand
+            if not actions:
+                return
+            for action in actions:
+                self._perform(action)
+        raise RuntimeError(f"deciding does not come to an end: {actions}")
+
+    def _perform(self, action: supervise.Action) -> None:
+        match action:
+            case supervise.LaunchStep(replica):
+                self._launch(self.state.replicas[replica])
+            case supervise.StartRanks(replica, attempt, rung):
+                ranks = self.state.replicas[replica].ranks
+                self.take(Kind.RANKS_STARTED, replica, attempt=attempt, rung=rung, ranks=ranks)
+                self._effects.start_ranks(self.state.replicas[replica])
+            case supervise.ClearRanks(replica):
+                self.take(Kind.CLEARING, replica, attempt=self.state.replicas[replica].attempt)
+                self._effects.clear_ranks(self.state.replicas[replica])
+            case supervise.EndStep(replica, then, why, grace):
+                before = self.state.replicas[replica]
+                self.take(Kind.STEP_ENDING, replica, step=before.step, then=str(then), why=why)
+                if before.pid is not None:
+                    self._effects.end_step(before, grace)
+            case supervise.EndRun(code, why):
+                self.take(Kind.RUN_ENDED, code=code, why=why)
+
+    def _launch(self, replica: Replica) -> None:
+        step = replica.step + 1
+        hosts = list(replica.hosts)
+        try:
+            pid = self._effects.launch(replica, step)
+        except LaunchError as error:
+            self.take(Kind.STEP_LAUNCHED, replica.id, step=step, pid=None, hosts=hosts)
+            self.take(Kind.STEP_EXITED, replica.id, step=step, code=None, what=error.message)
+            return
+        self.take(Kind.STEP_LAUNCHED, replica.id, step=step, pid=pid, hosts=hosts)

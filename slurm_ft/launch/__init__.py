@@ -1,0 +1,7 @@
+"""How a step is started: by `srun` in an allocation, or as processes of this machine. One interface."""
+
+from __future__ import annotations
+
+from slurm_ft.launch.base import Ended, Launcher, StepHandle, StepRequest
+
+__all__ = ["Ended", "Launcher", "StepHandle", "StepRequest"]

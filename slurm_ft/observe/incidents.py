@@ -1,0 +1,189 @@
+"""Incidents: one failure of one replica, and how long each part of its repair took.
+
+An incident begins where the controller's own `observe` counts a failure, so there is one for each repair and
+none for ranks that were stopped on purpose. Times are seconds after the failure itself, which lies `age`
+before the moment the controller learnt of it. Only what was measured is there: a script that never uses
+torchft has no quorum to join and no step to commit, and is well again with its first progress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slurm_ft.controller.supervise import BY_STEP, FINAL, IN_PLACE, Replica, RunState, State
+from slurm_ft.events import Event, Kind
+
+if TYPE_CHECKING:
+    from slurm_ft.observe.ledger import Commit
+
+STAGES = ("detected", "relaunched", "imported", "joined", "healed", "committed", "progressed")
+"""The parts of a repair, in their order. `progressed` stands in for `committed` where nothing commits."""
+
+
+@dataclass
+class Incident:
+    """One failure. `stages` holds seconds since `failed`; `outcome` is a word of OUTCOMES."""
+
+    replica: int
+    attempt: int
+    failed: float
+    what: str
+    cause: str
+    rank: int | None = None
+    host: str = ""
+    injected: bool = False
+    log: str = ""
+    traceback: str = ""
+    stages: dict[str, float] = field(default_factory=dict)
+    relaunched_attempt: int | None = None
+    rung: str = ""
+    outcome: str = "open"
+    why: str = ""
+    survivor_commits: int = 0
+    survivor_lost: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The replica and, where one rank failed, that rank: `2-0`."""
+        return str(self.replica) if self.rank is None else f"{self.replica}-{self.rank}"
+
+    @property
+    def lost(self) -> int:
+        """The most training steps that any one survivor had to throw away."""
+        return max(self.survivor_lost.values(), default=0)
+
+    def mark(self, stage: str, t: float) -> None:
+        self.stages.setdefault(stage, max(0.0, t - self.failed))
+
+
+OUTCOMES = {
+    "open": "not repaired yet",
+    "healed": "repaired",
+    "failed again": "failed again before it got on",
+    "given up": "given up",
+    "stopped": "stopped before it was repaired",
+    "finished": "finished by its peers",
+    "interrupted": "cut short: the job ended",
+}
+
+
+class IncidentBook:
+    """All incidents of a run, in the order of their failures. Fed by the ledger, one event at a time."""
+
+    def __init__(self) -> None:
+        self.all: list[Incident] = []
+        self._open: dict[int, Incident] = {}
+
+    def add(self, before: RunState, event: Event, after: RunState, t: float, commit: Commit | None) -> None:
+        """Take in an event that happened at `t` and led from one state to the other."""
+        if commit is not None:
+            self._seen_by_survivors(commit)
+        if event.kind is Kind.RUN_ENDED:
+            self._run_ended(event)
+        if event.replica is None or not 0 <= event.replica < len(before.replicas):
+            return
+        incident = self._open.get(event.replica)
+        if incident is not None:
+            self._advance(incident, event, t, commit)
+        was, now = before.replicas[event.replica], after.replicas[event.replica]
+        if now.failure is not None and now.failure is not was.failure:
+            self._begin(event, now)
+        elif now.state in FINAL and was.state not in FINAL:
+            self._close(event.replica, *_how_it_ended(now))
+
+    def session_ended(self, t: float) -> None:
+        """A new session begins: what was open in the last one was cut short."""
+        for replica in list(self._open):
+            self._close(replica, "interrupted", "")
+
+    def _begin(self, event: Event, replica: Replica) -> None:
+        self._close(replica.id, "failed again", "")
+        failure = replica.failure
+        assert failure is not None
+        incident = Incident(
+            replica=replica.id,
+            attempt=replica.attempt,
+            failed=failure.t,
+            what=failure.what,
+            cause=_cause(event),
+            rank=failure.rank if event.kind is Kind.RANK_FAILED else None,
+            host=failure.host,
+            injected=event.data.get("injected") is True,
+            log=failure.log,
+            traceback=failure.traceback,
+        )
+        incident.mark("detected", event.t)
+        self.all.append(incident)
+        self._open[replica.id] = incident
+
+    def _close(self, replica: int, outcome: str, why: str) -> None:
+        incident = self._open.pop(replica, None)
+        if incident is not None:
+            incident.outcome, incident.why = outcome, why
+
+    def _run_ended(self, event: Event) -> None:
+        for replica in list(self._open):
+            self._close(replica, "interrupted", str(event.data.get("why", "")))
+
+    def _advance(self, incident: Incident, event: Event, t: float, commit: Commit | None) -> None:
+        kind, data = event.kind, event.data
+        if kind is Kind.STEP_LAUNCHED:
+            incident.rung = BY_STEP
+        elif kind is Kind.RANKS_STARTED and incident.relaunched_attempt is None:
+            incident.relaunched_attempt = data.get("attempt")
+            incident.rung = incident.rung or (IN_PLACE if data.get("rung") == IN_PLACE else "")
+            incident.mark("relaunched", t)
+        if incident.relaunched_attempt is None or data.get("attempt") != incident.relaunched_attempt:
+            return
+        if kind is Kind.PHASE and data.get("phase") in ("imported", "joined", "healed"):
+            incident.mark(str(data["phase"]), t)
+        elif kind is Kind.QUORUM:
+            incident.mark("joined", t)
+        elif commit is not None and commit.committed:
+            self._healed(incident, "committed", t)
+        elif kind is Kind.PROGRESSED:
+            self._progressed(incident, t)
+
+    def _progressed(self, incident: Incident, t: float) -> None:
+        """Without a quorum there will be no commit: the first progress is the end of the repair."""
+        incident.mark("progressed", t)
+        if "joined" not in incident.stages:
+            self._healed(incident, "progressed", t)
+
+    def _healed(self, incident: Incident, stage: str, t: float) -> None:
+        incident.mark(stage, t)
+        self._close(incident.replica, "healed", "")
+
+    def _seen_by_survivors(self, commit: Commit) -> None:
+        """What the other replicas did while one was away."""
+        for incident in self._open.values():
+            if incident.replica == commit.replica or commit.t < incident.failed:
+                continue
+            if commit.committed:
+                incident.survivor_commits += 1
+            else:
+                lost = incident.survivor_lost.get(commit.replica, 0)
+                incident.survivor_lost[commit.replica] = lost + commit.lost
+
+
+def _how_it_ended(replica: Replica) -> tuple[str, str]:
+    if replica.state is State.FAILED:
+        return "given up", replica.why
+    if replica.state is State.DONE:
+        return "healed", ""
+    return ("finished" if "peers" in replica.why else "stopped"), replica.why
+
+
+def _cause(event: Event) -> str:
+    """Two or three words: the signal, the exit code, or what was lost."""
+    data: Any = event.data
+    if event.kind is Kind.AGENT_LOST:
+        return "agent lost"
+    if event.kind is Kind.STEP_EXITED:
+        return "step ended"
+    if event.kind is Kind.STEP_ENDING:
+        return "no start"
+    if data.get("signal"):
+        return str(data["signal"])
+    return "failed" if data.get("code") is None else f"exit {data['code']}"

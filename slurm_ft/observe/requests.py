@@ -1,0 +1,294 @@
+"""What a reader may ask of a run: to be hurt, stopped or cancelled. It writes requests, never a run's own files.
+
+A request to inject is a file in the control folder, which the controller reads, deletes and answers with an
+`injected` event that bears the request's id. To stop is to touch the `stop` file. To cancel is a signal to
+the head of a local run, or scancel for a Slurm job.
+
+`wait` and `clock` are arguments, so that a test neither sleeps nor depends on the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_ft.errors import RunFailed, RunFolderError, TryAgain, UsageError
+from slurm_ft.events import Event, Follower, Kind
+from slurm_ft.observe import runs
+from slurm_ft.observe.ledger import Ledger
+from slurm_ft.observe.status import Snapshot, from_state
+from slurm_ft.paths import RunPaths, read_json, write_json
+
+POLL_SECONDS = 0.1
+ANSWER_SECONDS = 20.0
+"""The controller looks at the control folder several times a second, and an agent answers at once."""
+
+Wait = Callable[[float], None]
+Now = Callable[[], float]
+
+
+class Patience:
+    """Waits in short pieces until its time is over."""
+
+    def __init__(self, seconds: float, wait: Wait = time.sleep, clock: Now = time.monotonic) -> None:
+        self._wait, self._clock = wait, clock
+        self._until = clock() + seconds
+
+    def last(self) -> bool:
+        """Wait a little. True, without waiting, when the time is over."""
+        if self._clock() >= self._until:
+            return True
+        self._wait(POLL_SECONDS)
+        return False
+
+
+class Watch:
+    """A run's newest state as its events and `state.json` tell it."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._follower = Follower(paths.events)
+        self.ledger = Ledger()
+
+    def look(self) -> list[Event]:
+        """Take in what is new, and give it."""
+        news = self._follower.news()
+        for event in news:
+            self.ledger.add(event)
+        return news
+
+    @property
+    def started(self) -> bool:
+        return bool(self.ledger.sessions)
+
+    @property
+    def ended(self) -> int | None:
+        return self.ledger.state.ended
+
+    def step_of(self, replica: int) -> int:
+        """The training step that a replica has reached; -1 before the first."""
+        facts = self.ledger.facts.get(replica)
+        steps = [-1 if facts is None or facts.step is None else facts.step]
+        with contextlib.suppress(RunFolderError):
+            rows = from_state(read_json(self._paths.state)).replicas
+            steps += [row.step for row in rows if row.id == replica and row.step is not None]
+        return max(steps)
+
+
+# --- inject --------------------------------------------------------------------------------------------------
+
+
+def injection(replica: int, rank: int, kind: str) -> dict[str, Any]:
+    """The request to hurt one rank."""
+    return {"id": uuid.uuid4().hex, "type": "inject", "replica": replica, "rank": rank, "kind": kind}
+
+
+def request_path(paths: RunPaths, request: Mapping[str, Any]) -> Path:
+    return paths.control / f"{request['id']}.json"
+
+
+def await_run(run: str | None, folder: str, patience: Patience) -> RunPaths:
+    """The run, as soon as its folder is there. Raises RunFolderError when it does not come."""
+    while True:
+        try:
+            return runs.find(run, folder)
+        except RunFolderError:
+            if patience.last():
+                raise
+
+
+def await_step(watch: Watch, replica: int, step: int | None, patience: Patience) -> None:
+    """Return when the run has started and the replica has reached a training step.
+
+    Raises RunFailed when the run ends or the patience does before that, UsageError for a replica that the run
+    does not have.
+    """
+    while True:
+        watch.look()
+        if watch.ended is not None:
+            raise RunFailed(f"the run has ended with exit code {watch.ended}", "inject works on a running run")
+        if watch.started:
+            count = len(watch.ledger.state.replicas)
+            if replica >= count:
+                raise UsageError(f"there is no replica {replica}", f"the replicas are 0 to {count - 1}")
+            if step is None or watch.step_of(replica) >= step:
+                return
+        if patience.last():
+            raise RunFailed(_not_reached(watch, replica, step), "wait longer with --wait, or see `slurm-ft status`")
+
+
+def _not_reached(watch: Watch, replica: int, step: int | None) -> str:
+    if not watch.started:
+        return "the run has not started yet"
+    reached = watch.step_of(replica)
+    where = "no step yet" if reached < 0 else f"step {reached}"
+    return f"replica {replica} has not reached step {step} in time; it is at {where}"
+
+
+def inject(paths: RunPaths, request: Mapping[str, Any], watch: Watch, patience: Patience) -> None:
+    """Ask for an injection and return when it is done. Raises RunFailed when it is refused or not answered; a
+    request that was not answered is withdrawn, so that it does not strike later."""
+    path = request_path(paths, request)
+    try:
+        write_json(path, request)
+    except OSError as error:
+        raise RunFolderError(f"`{path.parent}` cannot be written: {error.strerror}", "is this run yours?") from None
+    while True:
+        for event in watch.look():
+            if event.kind is Kind.INJECTED and event.data.get("id") == request["id"]:
+                if event.data.get("error"):
+                    raise RunFailed(str(event.data["error"]), "see `slurm-ft status` for what runs")
+                return
+        if watch.ended is not None or patience.last():
+            break
+    with contextlib.suppress(OSError):
+        path.unlink()
+    if watch.ended is not None:
+        raise RunFailed(f"the run ended with exit code {watch.ended} before it answered", "inject while it trains")
+    raise RunFailed("the controller gave no answer", "is it alive? see `slurm-ft status` and controller.log")
+
+
+# --- stop ------------------------------------------------------------------------------------------------------
+
+
+def stop(paths: RunPaths) -> None:
+    """Ask the run to stop in order."""
+    try:
+        paths.stop.touch()
+    except OSError as error:
+        raise RunFolderError(f"`{paths.stop}` cannot be written: {error.strerror}", "is this run yours?") from None
+
+
+def await_end(paths: RunPaths, gone: Callable[[], bool], wait: Wait = time.sleep) -> int | None:
+    """The exit code of the run once it has ended, or None when it was left without having ended."""
+    watch = Watch(paths)
+    while True:
+        last = gone()
+        watch.look()
+        if watch.ended is not None or last:
+            return watch.ended
+        wait(POLL_SECONDS)
+
+
+# --- cancel ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """How a run is cancelled: scancel for `job_id`, or TERM to the process `pid` of this machine."""
+
+    job_id: str = ""
+    pid: int | None = None
+
+    @property
+    def argv(self) -> list[str]:
+        return ["scancel", self.job_id] if self.pid is None else ["kill", "-TERM", str(self.pid)]
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+def job_of(paths: RunPaths, snapshot: Snapshot) -> str:
+    """The Slurm job of a run, or '' where it has none or it is not known."""
+    holder = runs.holder(paths)
+    job = snapshot.job_id or (holder.job_id if holder else "") or runs.job_in_name(paths.root)
+    return "" if snapshot.cluster == "local" or job.startswith("L") else job
+
+
+def in_queue(paths: RunPaths, snapshot: Snapshot) -> str:
+    """What Slurm says of the job of a run that has not started; '' where there is no job to ask about."""
+    from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
+    from slurm_ft.slurm.states import reason_words
+
+    job = job_of(paths, snapshot)
+    if not job:
+        return ""
+    answer = SlurmClient().job(job)
+    if isinstance(answer, JobView):
+        why = f" ({reason_words(answer.reason)})" if answer.reason not in ("", "None") else ""
+        return f"its job {job}: {answer.state.words}{why}"
+    if isinstance(answer, Unknown):
+        return f"Slurm does not know its job {job} any more"
+    return f"Slurm gave no answer about its job {job}: {answer.reason}"
+
+
+def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:
+    """How this run is cancelled. Raises RunFailed when nobody looks after it, UsageError when it is not here."""
+    holder = runs.holder(paths)
+    if snapshot.cluster != "local":
+        job = job_of(paths, snapshot)
+        if not job:
+            raise RunFailed("the job of this run is not known", "look for it with `squeue --me`, then `scancel` it")
+        return Cancellation(job_id=job)
+    if not runs.lock_is_held(paths):
+        raise RunFailed("nobody looks after this run: there is nothing to cancel", "see `slurm-ft status`")
+    if holder is None:
+        raise RunFailed("the lock of this run does not say who holds it", f"see {paths.lock}")
+    if not is_head(holder.pid, paths):
+        here = socket.gethostname()
+        raise UsageError(
+            f"process {holder.pid} is not the head of this run on {here}",
+            f"the run was started on {holder.host}: cancel it there, or use `slurm-ft stop`",
+        )
+    return Cancellation(pid=holder.pid)
+
+
+def is_head(pid: int, paths: RunPaths, proc: Path = Path("/proc")) -> bool:
+    """Is this process the head of the run? It must be ours by its command line and have the run's lock open: a
+    number alone may belong to somebody else by now."""
+    try:
+        words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
+        lock = os.stat(paths.lock)
+        descriptors = list((proc / str(pid) / "fd").iterdir())
+    except OSError:
+        return False
+    if not any(b"slurm_ft" in word or b"slurm-ft" in word for word in words):
+        return False
+    return any(_is_same(descriptor, lock) for descriptor in descriptors)
+
+
+def _is_same(descriptor: Path, lock: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(descriptor), lock)
+    except OSError:
+        return False
+
+
+def cancel(paths: RunPaths, plan: Cancellation) -> str:
+    """Carry a plan out and say what was done. Raises TryAgain when Slurm does not answer."""
+    if plan.pid is None:
+        return _scancel(plan.job_id)
+    try:
+        # A descriptor stays with its process, so that the number cannot change hands after it was looked at.
+        process = os.pidfd_open(plan.pid)
+    except ProcessLookupError:
+        return "the run's head has just ended by itself"
+    try:
+        if not is_head(plan.pid, paths):
+            return "the run's head has just ended by itself"
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        return "the run's head has just ended by itself"
+    finally:
+        os.close(process)
+    return f"sent TERM to the head, process {plan.pid}"
+
+
+def _scancel(job_id: str) -> str:
+    from slurm_ft.slurm.client import SlurmClient, Unknown, Unreachable
+
+    answer = SlurmClient().cancel(job_id)
+    if isinstance(answer, Unreachable):
+        raise TryAgain(f"job {job_id} could not be cancelled: {answer.reason}", "try again, or `scancel` it by hand")
+    if isinstance(answer, Unknown):
+        return f"Slurm does not know job {job_id} any more"
+    return f"job {job_id} is cancelled"

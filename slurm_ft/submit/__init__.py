@@ -1,0 +1,1 @@
+"""How a run gets to where it happens: as a Slurm job, in the allocation around us, or on this machine."""

@@ -1,0 +1,182 @@
+"""torchft 0.2.0 with two faults mended, for any training script.
+
+    from slurm_ft.train.ft import DistributedDataParallel, Manager
+
+Both are subclasses and take torchft's own arguments.
+
+Manager: when an operation fails, it leaves the group of replicas at once, and with it lets go of everything
+that keeps gloo's sockets open. torchft waits for the next quorum to do so; until then a survivor that is not
+a ring neighbour of the dead one keeps waiting for data from a healthy peer that has given up, up to the
+group's time-out. Closed sockets carry the news round the ring in milliseconds.
+
+DistributedDataParallel: torchft's hook asks a failed reduction for a future that was never made, and the
+survivor dies of an AssertionError. Here the hook hands back the bucket, whatever it holds: the Manager knows
+of the error and lets no optimizer step on it.
+
+Also here: a checkpoint server that gives peers an address which other hosts can reach, and a reader of the
+Lighthouse's status page.
+"""
+
+# Annotations are not postponed here: DistributedDataParallel checks those of its hook.
+import os
+import re
+import socket
+import threading
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+import torchft
+import torchft.manager
+from torchft.checkpointing import HTTPTransport
+
+FRESH_SECONDS = 0.8  # heartbeats come every 0.1 s; a rank forked anew is back after about a second
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """The name or address under which other hosts reach this rank.
+
+    MASTER_ADDR is one for the ranks of the replica's first host, since the peers already use it for the
+    replica's store. Another host takes the address from which it would talk to MASTER_ADDR, and its own name
+    when that cannot be told.
+    """
+    master = environ.get("MASTER_ADDR") or socket.gethostname()
+    rank, local = int(environ.get("RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    if rank < max(local, 1):
+        return master
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # UDP: chooses a route, sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+class CheckpointServer(HTTPTransport):  # type: ignore[misc]
+    """torchft's HTTP transport, which tells peers `host` rather than the bare host name of this machine."""
+
+    def __init__(self, host: str, timeout: timedelta, num_chunks: int = 0) -> None:
+        self._host = f"[{host}]" if ":" in host else host
+        super().__init__(timeout=timeout, num_chunks=num_chunks)
+
+    def address(self) -> str:
+        port = self._server.socket.getsockname()[1]
+        return f"http://{self._host}:{port}/checkpoint/"
+
+
+class _FirstErrorLogger(torchft.manager._ManagerLogger):  # type: ignore[misc]
+    """One dead peer fails one operation per parameter: the first traceback of a step says it all."""
+
+    def exception(self, msg: str) -> None:
+        if self._manager.errored() is None:
+            super().exception(msg)
+
+
+class Manager(torchft.Manager):  # type: ignore[misc]
+    """torchft's Manager that leaves the group on the first error of a step.
+
+    `heals` counts the states loaded from a peer, `syncs` the votes on a commit, `committed` tells how the
+    last vote ended.
+    """
+
+    _logger: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.heals = 0
+        self.syncs = 0
+        self.committed = False
+        self._left: object = None
+        super().__init__(*args, **kwargs)
+        name = self._logger._replica_id
+        self._logger = _FirstErrorLogger(manager=self, replica_id=name, group_rank=self._group_rank)
+
+    def report_error(self, e: Exception) -> None:
+        first = self.errored() is None
+        super().report_error(e)  # has taken down the traceback as text
+        # gloo closes its sockets when the last operation is forgotten. The frames of the traceback hold one.
+        e.__traceback__ = None
+        if first:
+            self._leave()
+
+    def _leave(self) -> None:
+        if isinstance(threading.current_thread(), threading._DummyThread):
+            # A thread of the group itself reports. The group's end waits for its threads, so the end must
+            # come in another one: at the next quorum.
+            self._left = getattr(self._pg, "_pg", None)
+        try:
+            self._pg.abort()
+        except Exception as failure:
+            self._logger.warn(f"could not leave the group at once: {failure}")
+
+    def start_quorum(self, *args: Any, **kwargs: Any) -> None:
+        self._left = None
+        super().start_quorum(*args, **kwargs)
+
+    def should_commit(self, timeout: timedelta | None = None) -> bool:
+        self.committed = bool(super().should_commit(timeout=timeout))
+        self.syncs += 1
+        return self.committed
+
+    def _apply_pending_state_dict(self) -> None:
+        arrived = self._pending_state_dict is not None
+        super()._apply_pending_state_dict()
+        self.heals += arrived
+
+
+class DistributedDataParallel(torchft.DistributedDataParallel):  # type: ignore[misc]
+    """torchft's DistributedDataParallel whose hook survives a peer that dies in mid-reduction."""
+
+    @staticmethod
+    def _comm_hook(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        state.allreduce(bucket.buffer()).wait()  # never raises: an error goes to the manager
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+
+@dataclass(frozen=True)
+class LighthouseView:
+    """What a Lighthouse's status page says. An id is `replica_N:uuid`; each start of a replica has a new one."""
+
+    members: Mapping[str, int] = field(default_factory=dict)
+    """The last quorum: id and Manager step."""
+    heartbeats: Mapping[str, float] = field(default_factory=dict)
+    """All ids ever seen, and the age of their last heartbeat in seconds."""
+
+    @property
+    def training(self) -> set[str]:
+        """Ids of the last quorum that are alive."""
+        return {name for name in self.members if self.heartbeats.get(name, FRESH_SECONDS) < FRESH_SECONDS}
+
+    @property
+    def replicas(self) -> set[str]:
+        """Names (`replica_N`) of all that are alive."""
+        return {name.split(":")[0] for name, age in self.heartbeats.items() if age < FRESH_SECONDS}
+
+
+def read_status(page: str) -> LighthouseView:
+    """Read the HTML of `GET /status` (torchft 0.2.0). What is not understood is left out."""
+    members = re.findall(r"<b>\s*(\S+?)\s*</b>.*?Step:\s*(\d+)", page, re.DOTALL)
+    heartbeats = re.findall(r"([^\s>]+): seen ([\d.]+(?:e-?\d+)?)s ago", page)
+    return LighthouseView({name: int(step) for name, step in members}, {name: float(age) for name, age in heartbeats})
+
+
+def view_lighthouse(url: str, timeout: float = 2.0) -> LighthouseView | None:
+    """Ask the Lighthouse at `url` who is there; None when it does not answer within `timeout` seconds."""
+    # A proxy meant for the internet must not catch the cluster's own requests.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url.rstrip('/')}/status", timeout=timeout) as answer:
+            return read_status(answer.read().decode(errors="replace"))
+    except (OSError, ValueError):
+        return None
+
+
+def lighthouse_url(environ: Mapping[str, str] = os.environ) -> str:
+    """TORCHFT_LIGHTHOUSE, or an empty string."""
+    return environ.get("TORCHFT_LIGHTHOUSE", "")

@@ -1,0 +1,424 @@
+"""What the processes of the tests do. Each function runs in a process of its own; see replicas.py."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from slurm_ft.train.progress import channel
+
+
+def send(kind: str, **fields: Any) -> None:
+    here = channel()
+    assert here is not None
+    here.send(kind, **fields)
+
+
+def digest(parts: Any) -> str:
+    from slurm_ft.train import titan_ft
+
+    total = hashlib.sha256()
+    for state in titan_ft.model_state(list(parts)):
+        for name, tensor in sorted(state.items()):
+            total.update(name.encode())
+            total.update(tensor.contiguous().cpu().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def titan(*arguments: str) -> None:
+    """The command `titan`, which also tells a digest of its weights after each committed synchronisation."""
+    from slurm_ft.train import titan as command
+    from slurm_ft.train import titan_ft
+
+    settle = titan_ft.Trainer._settle
+
+    def settle_and_tell(trainer: Any) -> bool:
+        synced = settle(trainer)
+        if synced and trainer.manager.committed:
+            rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+            send(
+                "digest", step=trainer.step, value=digest(trainer.model_parts), lr=rates[0],
+                threaded=trainer.manager._use_async_quorum,
+            )  # fmt: skip
+        return synced
+
+    titan_ft.Trainer._settle = settle_and_tell  # type: ignore[method-assign]
+    sys.exit(command.main(list(arguments)))
+
+
+def titan_that_dies(manager_step: int, *arguments: str) -> None:
+    """`titan`, killed in the middle of the synchronisation at this Manager step."""
+    from slurm_ft.train import ft
+
+    reduce, done = ft.Manager.allreduce, 0
+
+    def allreduce(manager: Any, tensor: Any, *rest: Any, **named: Any) -> Any:
+        nonlocal done
+        if manager.current_step() == manager_step:
+            done += 1
+            if done == 10:
+                send("dying")
+                os.kill(os.getpid(), signal.SIGKILL)
+        return reduce(manager, tensor, *rest, **named)
+
+    ft.Manager.allreduce = allreduce  # type: ignore[method-assign]
+    titan(*arguments)
+
+
+# -- torchft alone
+
+
+def _manager(kind: str, pg_seconds: float = 10.0, **named: Any) -> Any:
+    """A Manager, `stock` or `mended`, with its own store, as replica REPLICA_GROUP_ID."""
+    import torchft
+    from torch.distributed import TCPStore
+
+    from slurm_ft.train import ft
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    kept.append(store)
+    manager_class = ft.Manager if kind == "mended" else torchft.Manager
+    limit = timedelta(seconds=30)
+    settings = {"use_async_quorum": False, "state_dict": dict, "load_state_dict": len, "init_sync": False}
+    return manager_class(
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=pg_seconds)),
+        min_replica_size=1, timeout=limit, quorum_timeout=limit, connect_timeout=limit,
+        rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port, hostname="127.0.0.1",
+        replica_id=f"replica_{os.environ['REPLICA_GROUP_ID']}",
+        checkpoint_transport=ft.CheckpointServer("127.0.0.1", limit),
+        **{**settings, **named},
+    )  # fmt: skip
+
+
+kept: list[Any] = []
+
+
+def _gather(count: int) -> None:
+    """Return when the Lighthouse has heard of `count` replicas: a quorum after that waits for them all."""
+    from slurm_ft.train import ft
+
+    while not (view := ft.view_lighthouse(ft.lighthouse_url())) or len(view.replicas) < count:
+        pass
+
+
+def ddp(kind: str, victim: bool) -> None:
+    """Trains by DDP. The victim dies when its second backward pass begins to reduce."""
+    import torch
+    import torchft
+
+    from slurm_ft.train import ft
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    manager = _manager("mended")  # early abort in both cases: only the hook differs
+    wrapper = ft.DistributedDataParallel if kind == "mended" else torchft.DistributedDataParallel
+    net = wrapper(manager, model)
+    optimizer = torchft.Optimizer(manager, torch.optim.SGD(model.parameters(), lr=0.1))
+    _gather(2)
+    for _ in range(6):
+        optimizer.zero_grad()
+        if victim and manager.current_step() == 1:
+            manager.wait_quorum()
+            send("dying")
+            os.kill(os.getpid(), signal.SIGKILL)
+        net(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    send("trained", step=manager.current_step())
+    manager.shutdown(wait=False)
+
+
+def ring(kind: str, victim: bool, pg_seconds: float) -> None:
+    """One reduction among all replicas, which the victim never enters."""
+    import torch
+
+    manager = _manager(kind, pg_seconds)
+    manager.start_quorum()
+    send("entering", world=manager.num_participants())
+    if victim:
+        threading.Event().wait()
+    begin = time.monotonic()
+    manager.allreduce(torch.ones(1_000_000)).wait()
+    send("left", seconds=time.monotonic() - begin, failed=manager.errored() is not None)
+    threading.Event().wait()  # the next quorum waits for all that are alive, so nobody goes on
+
+
+def donor(use_async_quorum: bool) -> None:
+    """One step at which all replicas but one heal. Tells whether the state was read during `forward`."""
+    import torch
+
+    forward, served = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def state() -> dict[str, int]:
+        seen.append(forward.is_set())
+        served.set()
+        return {"weights": 1}
+
+    manager = _manager(
+        "mended", state_dict=state, load_state_dict=len, init_sync=True, use_async_quorum=use_async_quorum
+    )
+    if use_async_quorum:
+        forward.set()  # the call returns at once, and this thread goes on to the forward pass
+    manager.start_quorum()
+    forward.set()
+    if manager.participating_rank() == 0 or not use_async_quorum:
+        served.wait(0 if not use_async_quorum else 20)
+    manager.allreduce(torch.ones(1)).wait()  # a donor leaves no step before the one it heals
+    committed = manager.should_commit()
+    send("donor", read_in_forward=seen, heals=manager.heals, committed=committed)
+    manager.shutdown(wait=False)
+
+
+def view() -> None:
+    """The Lighthouse's page, read before and after a quorum."""
+    from slurm_ft.train import ft
+
+    manager = _manager("mended")
+    url = ft.lighthouse_url()
+    while not (before := ft.view_lighthouse(url)) or not before.replicas:
+        pass
+    manager.start_quorum()
+    manager.should_commit()
+    after = ft.view_lighthouse(url)
+    assert after is not None
+    steps = {name.split(":")[0]: step for name, step in after.members.items()}
+    send("view", before=[len(before.training), sorted(before.replicas)], after=steps)
+    assert after.training == set(after.members)
+    assert ft.view_lighthouse("http://127.0.0.1:1") is None
+    manager.shutdown(wait=False)
+
+
+# -- torchtitan, put back to its stock classes
+
+
+def titan_stock_state(*arguments: str) -> None:
+    """`titan` whose peers heal from torchtitan's own optimizers and checkpoint manager."""
+    from torchtitan.experiments.torchft.checkpoint import TorchFTCheckpointManager
+    from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
+
+    from slurm_ft.train import titan as command
+    from slurm_ft.train import titan_ft
+
+    build = command.build_config
+
+    def build_stock(options: Any, rest: Any) -> Any:
+        config = build(options, rest)
+        config.optimizer = titan_ft._as(TorchFTOptimizersContainer.Config, config.optimizer)
+        config.checkpoint = TorchFTCheckpointManager.Config(enable=True, interval=1000, last_save_model_only=False)
+        config.dump_folder = os.path.join(config.dump_folder, os.environ["SLURM_FT_ATTEMPT"])
+        return config
+
+    command.build_config = build_stock
+    titan(*arguments)
+
+
+# -- checks that need torch but no peers
+
+
+def optimizer_states() -> None:
+    """torchtitan's optimizers serve the learning rate of the start, ours the one of now."""
+    import torch
+    from torchtitan.components.optimizer import default_adamw
+    from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
+
+    from slurm_ft.train import titan_ft
+
+    class Holder:
+        enabled, manager, use_async_quorum = True, None, False
+
+    rates = {}
+    for kind in (TorchFTOptimizersContainer, titan_ft.Optimizers):
+        config = titan_ft._as(kind.Config, default_adamw(lr=1.0), implementation="for-loop")
+        optimizers = kind(config, model_parts=[torch.nn.Linear(2, 2)], ft_manager=Holder())
+        optimizers.init_cache_state_dict()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.5
+        rates[kind.__name__] = optimizers.state_dict()["param_groups.weight.lr"]
+    assert rates == {"TorchFTOptimizersContainer": 1.0, "Optimizers": 0.5}, rates
+
+
+def peer_states() -> None:
+    """Model and optimizer state: sent without copies, loaded in place, refused when it is another model's."""
+    import torch
+
+    from slurm_ft.train import titan_ft
+
+    def made(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
+        for _ in range(seed):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    (donor_model, donor_optimizer), (model, optimizer) = made(3), made(1)
+    state = titan_ft.model_state([donor_model])
+    assert state[0]["0.weight"].data_ptr() == donor_model[0].weight.data_ptr()
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    titan_ft.load_model_state([model], state)
+    titan_ft.load_optimizer_state(optimizer, titan_ft.optimizer_state(donor_optimizer))
+    assert places == [parameter.data_ptr() for parameter in model.parameters()]
+    assert digest([model]) == digest([donor_model])
+    assert "1.running_mean" in state[0]
+    assert optimizer.param_groups[0]["lr"] == donor_optimizer.param_groups[0]["lr"]
+    step = optimizer.state[model[0].weight]["step"]
+    assert step == 3 and step is not donor_optimizer.state[donor_model[0].weight]["step"]
+    try:
+        titan_ft.load_model_state([torch.nn.Linear(3, 3)], state)
+    except ValueError as refusal:
+        assert "another model" in str(refusal)
+    else:
+        raise AssertionError("a state of another model was loaded")
+
+
+def loader(folder: str) -> None:
+    """Batches depend on (seed, number, rank) only; ranks share an epoch without overlap."""
+    import torch
+
+    from slurm_ft.errors import UsageError
+    from slurm_ft.train import titan_ft
+
+    class Letters:
+        def encode(self, text: str, add_bos: bool, add_eos: bool) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    def made(rank: int, seed: int = 1, path: str = folder, seq_len: int = 8) -> Any:
+        config = titan_ft.TextLoader.Config(dataset_path=path, seed=seed)
+        return config.build(dp_world_size=2, dp_rank=rank, tokenizer=Letters(), seq_len=seq_len, local_batch_size=2)
+
+    one, again, other, reseeded = made(0), made(0), made(1), made(0, seed=2)
+    first = [next(iter_) for iter_ in [iter(one)] for _ in range(5)]
+    again.seek(3)
+    inputs, labels = next(iter(again))
+    assert torch.equal(inputs["input"], first[3][0]["input"]) and torch.equal(labels, first[3][1])
+    assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
+    assert not torch.equal(next(iter(reseeded))[0]["input"], first[0][0]["input"])
+    windows = len(one._inputs)
+    seen = [
+        loader._window((number * 2 + loader._rank) * 2 + row)
+        for loader in (one, other)
+        for number in range(windows // 4)
+        for row in range(2)
+    ]
+    assert len(set(seen)) == len(seen)
+    for bad in ({"path": folder + "/absent"}, {"seq_len": 10_000}):
+        try:
+            made(0, **bad)  # type: ignore[arg-type]
+        except UsageError as refusal:
+            assert refusal.hint
+        else:
+            raise AssertionError(f"{bad} was taken")
+
+
+def devices() -> None:
+    """The CPU stands in for a GPU, and only where there is none."""
+    import torch
+    import torch.distributed
+    from torchtitan.tools import utils
+
+    from slurm_ft.train import titan_cpu
+
+    assert utils.device_type == "cpu" and isinstance(utils.device_module, titan_cpu.CpuDevice)
+    assert utils.device_module.get_device_properties().total_memory > 0
+    assert utils.device_module.is_available() == torch.cpu.is_available()
+    assert hasattr(torch.distributed, "set_timeout")
+    before = utils.device_module
+    titan_cpu.has_accelerator = lambda: True
+    utils.device_type, utils.device_module = "cuda", None
+    titan_cpu.install()
+    assert utils.device_type == "cuda" and utils.device_module is None
+    utils.device_module = before
+
+
+def foreign_config() -> None:
+    """A config of torchtitan's own is taken over; one with an optimizer class of its own is refused."""
+    import dataclasses
+
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    from slurm_ft.errors import UsageError
+    from slurm_ft.train import titan_ft
+
+    place = titan_ft.Place(fault_tolerant=True, replica=1, replicas=3, min_replicas=2, ranks=2)
+    config = titan_ft.fault_tolerant(llama3_debugmodel(), place)
+    assert isinstance(config, titan_ft.Trainer.Config)
+    tolerance = config.fault_tolerance
+    assert (tolerance.enable, tolerance.replica_id, tolerance.group_size) == (True, 1, 3)
+    assert tolerance.min_replica_size == 2 and tolerance.process_group == "gloo"
+    assert config.parallelism.spmd_backend == "partial_dtensor"
+    assert config.model_spec.fragment_fn is not None
+    assert not hasattr(config.loss, "loss_fn")
+
+    class Own(titan_ft.OptimizersContainer):
+        @dataclasses.dataclass(kw_only=True, slots=True)
+        class Config(titan_ft.OptimizersContainer.Config):
+            pass
+
+    config.optimizer = Own.Config()
+    try:
+        titan_ft.fault_tolerant(config, place)
+    except UsageError as refusal:
+        assert "Own" in str(refusal)
+    else:
+        raise AssertionError("a foreign optimizer was taken")
+
+
+def run_ends(folder: str) -> None:
+    """The end of a run counts for those with as many steps, and not for a newer run of the same folder."""
+    from pathlib import Path
+
+    from slurm_ft.train import titan_ft
+
+    place = titan_ft.Place(fault_tolerant=True, run=Path(folder))
+    assert not titan_ft.is_over(place, 10)
+    (place.run / "run.json").write_text("{}")  # type: ignore[operator]
+    titan_ft.mark_end(place, 10)
+    assert titan_ft.is_over(place, 10) and not titan_ft.is_over(place, 11)
+    future = time.time() + 100
+    os.utime(place.run / "run.json", (future, future))  # type: ignore[operator]
+    assert not titan_ft.is_over(place, 10)
+    titan_ft.mark_end(titan_ft.Place(), 10)  # no run folder: nothing happens
+
+
+def addresses() -> None:
+    """The first host of a replica is known by MASTER_ADDR; another one by the way it would go there."""
+    import socket
+
+    from slurm_ft.train import ft
+
+    assert ft.own_address({"MASTER_ADDR": "node7", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == "node7"
+    away = {"RANK": "2", "LOCAL_WORLD_SIZE": "2"}
+    assert ft.own_address({"MASTER_ADDR": "127.0.0.1", **away}) == "127.0.0.1"
+    assert ft.own_address({"MASTER_ADDR": "no.such.host.invalid", **away}) == socket.gethostname()
+    assert ft.own_address({}) == socket.gethostname()
+    server = ft.CheckpointServer("::1", timedelta(seconds=5))
+    assert server.metadata().startswith("http://[::1]:")
+    server.shutdown(wait=False)
+    assert ft.read_status("<html>something else</html>") == ft.LighthouseView()
+
+
+def places() -> None:
+    from slurm_ft.errors import UsageError
+    from slurm_ft.train.titan_ft import Place
+
+    alone = Place.of({})
+    assert not alone.fault_tolerant and str(alone.folder) == "outputs"
+    full = {"TORCHFT_LIGHTHOUSE": "http://x", "REPLICA_GROUP_ID": "2", "NUM_REPLICA_GROUPS": "4", "RANK": "1"}
+    place = Place.of({**full, "SLURM_FT_RUN": "/r", "SLURM_FT_MIN_REPLICAS": "3", "WORLD_SIZE": "8"})
+    assert (place.replica, place.replicas, place.min_replicas, place.rank, place.ranks) == (2, 4, 3, 1, 8)
+    assert place.fault_tolerant and str(place.folder) == "/r/titan"
+    try:
+        Place.of({"REPLICA_GROUP_ID": "two"})
+    except UsageError as refusal:
+        assert "REPLICA_GROUP_ID" in str(refusal)
+    else:
+        raise AssertionError("a word was taken for a number")

@@ -1,0 +1,113 @@
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from observe_histories import T0, History, failed_run, healed_run, write_run
+
+from slurm_ft.events import Event
+from slurm_ft.observe.follow import choose, follow, with_measured
+from slurm_ft.observe.status import ReplicaRow, Snapshot
+from slurm_ft.observe.text import width
+from slurm_ft.paths import RunPaths
+
+
+def growing(paths: RunPaths, events: list[Event], step: int = 3) -> Callable[[float], None]:
+    """A `wait` in which time passes: some more events are written."""
+    left = list(events)
+
+    def wait(seconds: float) -> None:
+        assert left, "the live view went on after the run had ended"
+        with paths.events.open("a") as file:
+            file.writelines(event.to_line() for event in left[:step])
+        del left[:step]
+
+    return wait
+
+
+def small(columns: int = 60, rows: int = 24) -> Callable[[], os.terminal_size]:
+    return lambda: os.terminal_size((columns, rows))
+
+
+def test_off_a_terminal_each_event_is_one_plain_line_and_the_exit_code_is_the_runs(tmp_path: Path) -> None:
+    paths, out = write_run(tmp_path / "r", []), io.StringIO()
+    assert follow(paths, out, False, wait=growing(paths, failed_run())) == 1
+    lines = out.getvalue().splitlines()
+    assert "\x1b" not in out.getvalue()
+    assert lines[0] == "    0.0s   -  run titan in job 4711 started: 2 replicas on 2 hosts"
+    assert "    3.3s   1  attempt 2: 1 rank started, restarted in place" in lines
+    assert lines[-1].endswith("run ended with exit code 1 (the training failed): 1 of 2 replicas failed")
+
+
+def test_a_commit_is_told_once_for_each_attempt_and_when_it_fails(tmp_path: Path) -> None:
+    h = History(1).launch(0.1, 0).ranks(0.5, 0).commit(1, 0, 1).commit(2, 0, 2)
+    h.commit(3, 0, 3, committed=False, lost=1).ended(4)
+    paths, out = write_run(tmp_path / "r", h.sorted()), io.StringIO()
+    follow(paths, out, False)
+    assert out.getvalue().count("committed step") == 1
+    assert "step 3 was not committed, 1 training step lost" in out.getvalue()
+
+
+def test_until_ends_the_view_after_a_last_look(tmp_path: Path) -> None:
+    paths, out = write_run(tmp_path / "r", healed_run()[:4]), io.StringIO()
+    assert follow(paths, out, False, lambda: True) is None
+    assert len(out.getvalue().splitlines()) == 4
+
+
+def test_a_run_that_was_requeued_is_followed_into_its_next_job(tmp_path: Path) -> None:
+    again = [Event(event.t + 100, event.kind, event.replica, event.data) for event in healed_run()]
+    paths, out = write_run(tmp_path / "r", failed_run() + again[:5]), io.StringIO()
+    assert follow(paths, out, False, wait=growing(paths, again[5:])) == 0
+
+
+def test_history_bounds_what_is_told_of_the_past_only(tmp_path: Path) -> None:
+    events = failed_run()
+    paths, out = write_run(tmp_path / "r", events[:-3]), io.StringIO()
+    follow(paths, out, False, wait=growing(paths, events[-3:]), history=1)
+    assert len(out.getvalue().splitlines()) == 4
+
+
+def screen(written: str) -> list[str]:
+    """What a terminal shows after it was sent this text: enough of one for the codes that we use."""
+    lines = [""]
+    for part in written.replace("\x1b[J", "\x1b!").split("\x1b"):
+        if part.startswith("["):
+            number, _, rest = part[1:].partition("A")
+            del lines[len(lines) - 1 - int(number) :]
+            lines.append("")
+            part = rest
+        elif part.startswith("!"):
+            part = part[1:]
+        first, *more = part.split("\n")
+        lines[-1] += first
+        lines += more
+    return lines
+
+
+def test_on_a_terminal_the_table_stands_once_below_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    paths, out = write_run(tmp_path / "r", []), io.StringIO()
+    wait = growing(paths, healed_run(), 5)
+    code = follow(paths, out, True, wait=wait, now=lambda: T0 + 30, size=small())
+    shown = screen(out.getvalue())
+    assert code == 0
+    assert sum(line.startswith("REPLICA") for line in shown) == 1
+    assert shown[-6].startswith("titan  job 4711  DONE:0")
+    assert shown[-5].startswith("REPLICA STATE")
+    assert [line.split()[1] for line in shown[-4:-1]] == ["DONE"] * 3
+    assert not any("waiting for the run" in line for line in shown)
+    assert all(width(line) < 60 for line in shown)
+
+
+def test_replicas_in_trouble_are_kept_when_the_terminal_is_small() -> None:
+    rows = tuple(ReplicaRow(i, "LOST" if i == 7 else "TRAINING") for i in range(9))
+    assert [row.id for row in choose(Snapshot(0.0, replicas=rows), 3)] == [0, 1, 7]
+
+
+def test_the_figures_of_the_state_are_shown_where_they_are_newer_and_of_the_same_attempt() -> None:
+    told = Snapshot(0.0, replicas=(ReplicaRow(0, "TRAINING", step=5, attempt=1), ReplicaRow(1, "READY", attempt=2)))
+    state = Snapshot(0.0, replicas=(ReplicaRow(0, "RUNNING", step=9, attempt=1), ReplicaRow(1, step=7, attempt=1)))
+    shown = with_measured(told, state).replicas
+    assert [(row.state, row.step) for row in shown] == [("TRAINING", 9), ("READY", None)]
+    assert with_measured(told, None) == told

@@ -1,0 +1,110 @@
+from observe_histories import TRACEBACK, History, failed_run, healed_run
+
+from slurm_ft.events import Event, Kind
+from slurm_ft.observe.incidents import Incident
+from slurm_ft.observe.ledger import Ledger
+
+
+def incidents(events: list[Event]) -> list[Incident]:
+    return Ledger(events).incidents.all
+
+
+def two_training() -> History:
+    h = History(2)
+    for replica in range(2):
+        h.launch(0.1, replica).ranks(0.5, replica).joins(1.0, replica).commit(2.0, replica, 1).progressed(2.0, replica)
+    return h
+
+
+def test_every_stage_is_measured_from_the_failure_itself() -> None:
+    (incident,) = incidents(healed_run())
+    assert {name: round(t, 3) for name, t in incident.stages.items()} == {
+        "detected": 0.02,
+        "relaunched": 0.3,
+        "imported": 1.6,
+        "joined": 2.2,
+        "healed": 2.4,
+        "committed": 3.7,
+    }
+    assert (incident.label, incident.cause, incident.rung, incident.outcome) == ("2-0", "SIGKILL", "in place", "healed")
+    assert incident.injected
+
+
+def test_commits_of_the_others_are_counted_only_while_the_replica_was_away() -> None:
+    (incident,) = incidents(healed_run())
+    assert incident.survivor_commits == 8  # two replicas, at 16, 17, 18 and 19 s
+    assert incident.lost == 0
+
+
+def test_a_survivors_lost_steps_are_counted_for_each_survivor() -> None:
+    h = two_training().killed(5.0, 0)
+    h.commit(5.5, 1, 2, committed=False, lost=1).commit(6.0, 1, 2, committed=False, lost=2).commit(7.0, 1, 2)
+    (incident,) = incidents(h.sorted())
+    assert incident.survivor_lost == {1: 3}
+    assert incident.survivor_commits == 1
+
+
+def test_a_failure_before_the_repair_is_done_is_an_incident_of_its_own() -> None:
+    first, second = incidents(failed_run())
+    assert (first.outcome, second.outcome) == ("failed again", "given up")
+    assert first.cause == "exit 1"
+    assert first.traceback == TRACEBACK
+    assert second.why.startswith("rank 0 ended")
+    assert "relaunched" not in second.stages
+
+
+def test_a_lost_agent_is_an_incident_repaired_by_step() -> None:
+    h = two_training()
+    h.at(5.0, Kind.AGENT_LOST, 0, step=1, index=0, host="node1", what="silent", age=3.0)
+    h.at(5.1, Kind.STEP_ENDING, 0, step=1, then="PENDING", why="silent")
+    h.at(6.0, Kind.STEP_EXITED, 0, step=1, code=9, what="step 1 ended", age=0.0)
+    h.launch(6.1, 0, step=2).ranks(6.5, 0, 2).joins(7.0, 0, 2).commit(9.0, 0, 3, attempt=2)
+    (incident,) = incidents(h.sorted())
+    assert (incident.label, incident.cause, incident.rung) == ("0", "agent lost", "by step")
+    assert round(incident.stages["detected"], 3) == 3.0
+    assert round(incident.stages["committed"], 3) == 7.0
+
+
+def test_a_step_that_leaves_by_itself_is_an_incident() -> None:
+    h = two_training().at(5.0, Kind.STEP_EXITED, 0, step=1, code=1, what="step 1 ended with exit code 1", age=0.1)
+    (incident,) = incidents(h.sorted())
+    assert (incident.cause, incident.outcome) == ("step ended", "open")
+
+
+def test_ranks_that_were_stopped_on_purpose_are_no_incident() -> None:
+    h = two_training().at(5.0, Kind.STOP_REQUESTED, why="asked", code=143)
+    for replica in range(2):
+        h.at(5.1, Kind.STEP_ENDING, replica, step=1, then="STOPPED", why="asked").killed(5.2, replica)
+        h.at(5.3, Kind.STEP_EXITED, replica, step=1, code=0, what="", age=0.0)
+    assert incidents(h.ended(6.0, 143, "asked").sorted()) == []
+
+
+def test_a_run_without_torchft_is_well_again_with_its_first_progress() -> None:
+    h = History(1).launch(0.1, 0).ranks(0.5, 0).progressed(2.0, 0).killed(4.0, 0).cleared(4.1, 0)
+    h.ranks(4.3, 0, 2, "in place").progressed(6.0, 0, 2)
+    (incident,) = incidents(h.sorted())
+    assert incident.outcome == "healed"
+    assert list(incident.stages) == ["detected", "relaunched", "progressed"]
+
+
+def test_a_replica_whose_peers_finished_first_says_so() -> None:
+    h = two_training().killed(5.0, 0).cleared(5.1, 0)
+    h.at(5.2, Kind.STEP_ENDING, 0, step=1, then="STOPPED", why="the training was finished by its peers")
+    h.at(5.4, Kind.STEP_EXITED, 0, step=1, code=0, what="", age=0.0)
+    (incident,) = incidents(h.sorted())
+    assert incident.outcome == "finished"
+
+
+def test_a_requeued_run_keeps_the_incidents_of_its_first_job() -> None:
+    h = two_training().killed(5.0, 0)
+    later = History(2, session="b", job_id="4712")
+    later.events = [Event(e.t + 100, e.kind, e.replica, e.data) for e in later.events]
+    (incident,) = incidents(h.sorted() + later.events)
+    assert incident.outcome == "interrupted"
+
+
+def test_late_news_of_an_attempt_that_is_over_does_not_heal_the_next_one() -> None:
+    h = two_training().killed(5.0, 0).cleared(5.1, 0).ranks(5.3, 0, 2, "in place").commit(5.4, 0, 2, attempt=1)
+    (incident,) = incidents(h.sorted())
+    assert incident.outcome == "open"
+    assert "committed" not in incident.stages

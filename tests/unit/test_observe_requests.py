@@ -1,0 +1,219 @@
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from observe_histories import T0, History, failed_run, write_run
+
+from slurm_ft.errors import RunFailed, RunFolderError, TryAgain, UsageError
+from slurm_ft.events import Event, Kind
+from slurm_ft.observe import requests
+from slurm_ft.observe.requests import Cancellation, Patience, Watch
+from slurm_ft.observe.status import Snapshot
+from slurm_ft.paths import RunPaths, write_json
+from slurm_ft.slurm import client
+
+
+class Time:
+    """A clock that only waiting moves, and things that happen while one waits."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.now = 0.0
+        self._steps = list(steps)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        if self._steps:
+            self._steps.pop(0)()
+
+    def patience(self, seconds: float) -> Patience:
+        return Patience(seconds, self.wait, lambda: self.now)
+
+
+def append(paths: RunPaths, *events: Event) -> None:
+    with paths.events.open("a") as file:
+        file.writelines(event.to_line() for event in events)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return write_run(tmp_path / "r", History(2).launch(0.1, 0).ranks(0.5, 0).sorted())
+
+
+def answer(paths: RunPaths, error: str = "") -> Callable[[], None]:
+    """What the controller does with a request: delete it and answer."""
+
+    def act() -> None:
+        (path,) = paths.control.glob("*.json")
+        value = json.loads(path.read_text())
+        path.unlink()
+        data = {name: value[name] for name in ("id", "rank", "kind")} | {"error": error}
+        append(paths, Event(T0 + 2, Kind.INJECTED, value["replica"], data))
+
+    return act
+
+
+def test_a_request_is_written_whole_and_its_answer_awaited(paths: RunPaths) -> None:
+    time, request = Time(answer(paths)), requests.injection(1, 0, "exit:3")
+    assert {name: request[name] for name in ("type", "replica", "rank", "kind")} == {
+        "type": "inject", "replica": 1, "rank": 0, "kind": "exit:3",
+    }  # fmt: skip
+    requests.inject(paths, request, Watch(paths), time.patience(10))
+    assert time.now < 1
+
+
+def test_the_answer_to_somebody_elses_request_is_not_taken_for_ours(paths: RunPaths) -> None:
+    other = Event(T0 + 1, Kind.INJECTED, 0, {"id": "other", "rank": 0, "kind": "kill", "error": "no"})
+    time = Time(lambda: append(paths, other), answer(paths))
+    requests.inject(paths, requests.injection(0, 0, "kill"), Watch(paths), time.patience(10))
+
+
+def test_a_refusal_is_told_in_the_agents_words(paths: RunPaths) -> None:
+    with pytest.raises(RunFailed, match="rank 0 is not running"):
+        time = Time(answer(paths, "rank 0 is not running"))
+        requests.inject(paths, requests.injection(0, 0, "kill"), Watch(paths), time.patience(10))
+
+
+def test_a_request_without_an_answer_is_withdrawn_so_that_it_cannot_strike_later(paths: RunPaths) -> None:
+    with pytest.raises(RunFailed) as caught:
+        requests.inject(paths, requests.injection(0, 0, "kill"), Watch(paths), Time().patience(5))
+    assert caught.value.exit_code == 1
+    assert caught.value.hint
+    assert list(paths.control.glob("*")) == []
+
+
+def test_a_run_that_ends_before_it_answers_is_told(paths: RunPaths) -> None:
+    time = Time(lambda: append(paths, Event(T0 + 9, Kind.RUN_ENDED, None, {"code": 0, "why": ""})))
+    with pytest.raises(RunFailed, match="ended with exit code 0"):
+        requests.inject(paths, requests.injection(0, 0, "kill"), Watch(paths), time.patience(10))
+
+
+def test_a_step_is_waited_for_in_events_and_in_the_state(paths: RunPaths) -> None:
+    commit = History(2).commit(3, 0, 4).events[-1]
+    time = Time(lambda: append(paths, commit))
+    requests.await_step(Watch(paths), 0, 4, time.patience(10))
+
+    time = Time(lambda: write_json(paths.state, {"replicas": [{"id": 0, "step": 7}]}))
+    requests.await_step(Watch(paths), 0, 7, time.patience(10))
+    assert time.now < 1
+
+
+def test_a_step_that_does_not_come_in_time_says_where_the_replica_is(paths: RunPaths) -> None:
+    append(paths, History(2).commit(3, 0, 4).events[-1])
+    with pytest.raises(RunFailed, match="has not reached step 9 in time; it is at step 4"):
+        requests.await_step(Watch(paths), 0, 9, Time().patience(5))
+
+
+def test_a_replica_that_the_run_does_not_have_is_a_usage_error(paths: RunPaths) -> None:
+    with pytest.raises(UsageError, match="no replica 2"):
+        requests.await_step(Watch(paths), 2, None, Time().patience(0))
+
+
+def test_an_ended_run_cannot_be_hurt(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "x", failed_run())
+    with pytest.raises(RunFailed, match="has ended with exit code 1"):
+        requests.await_step(Watch(paths), 0, 100, Time().patience(5))
+
+
+def test_a_run_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    time = Time(lambda: None, lambda: write_run(tmp_path / "titan-1", []))
+    assert requests.await_run("titan-1", str(tmp_path), time.patience(5)).root.name == "titan-1"
+    with pytest.raises(RunFolderError):
+        requests.await_run("other", str(tmp_path), Time().patience(5))
+
+
+def test_stop_touches_the_file_and_the_end_is_awaited(paths: RunPaths) -> None:
+    requests.stop(paths)
+    assert paths.stop.exists()
+    time = Time(lambda: append(paths, Event(T0 + 9, Kind.RUN_ENDED, None, {"code": 143, "why": "asked"})))
+    assert requests.await_end(paths, lambda: False, time.wait) == 143
+    assert requests.await_end(write_run(paths.root / "y", []), lambda: True) is None
+
+
+# --- cancel --------------------------------------------------------------------------------------------------
+
+
+HEAD = """
+import fcntl, json, os, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+json.dump({"host": "here", "pid": os.getpid(), "job_id": "L1"}, lock)
+lock.flush()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def head(paths: RunPaths) -> Any:
+    """A process that holds the run's lock, as a head does."""
+    argv = [sys.executable, "-c", HEAD, str(paths.lock), "slurm_ft"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+LOCAL = Snapshot(T0, cluster="local", job_id="L1", started=T0)
+
+
+def test_a_local_run_is_cancelled_by_term_to_its_head(paths: RunPaths, head: subprocess.Popen[bytes]) -> None:
+    plan = requests.plan_cancel(paths, LOCAL)
+    assert str(plan) == f"kill -TERM {head.pid}"
+    assert "sent TERM" in requests.cancel(paths, plan)
+    assert head.wait(10) == -signal.SIGTERM
+
+
+def test_a_process_that_only_bears_the_number_of_the_head_is_left_alone(
+    paths: RunPaths, head: subprocess.Popen[bytes]
+) -> None:
+    paths.lock.write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "job_id": "L1"}))
+    with pytest.raises(UsageError) as caught:
+        requests.plan_cancel(paths, LOCAL)
+    assert "elsewhere" in caught.value.hint
+    assert requests.cancel(paths, Cancellation(pid=os.getpid())) == "the run's head has just ended by itself"
+
+
+def test_a_stale_lock_file_means_that_there_is_nothing_to_cancel(paths: RunPaths) -> None:
+    paths.lock.write_text(json.dumps({"host": "here", "pid": os.getpid(), "job_id": "L1"}))
+    with pytest.raises(RunFailed, match="nobody looks after"):
+        requests.plan_cancel(paths, LOCAL)
+
+
+def test_a_lock_that_names_nobody_is_told(paths: RunPaths) -> None:
+    with paths.lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunFailed, match="does not say who"):
+            requests.plan_cancel(paths, LOCAL)
+
+
+def test_a_slurm_run_is_cancelled_by_scancel_of_its_job(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "titan-4711", [])
+    assert requests.plan_cancel(paths, Snapshot(T0, cluster="slurm", job_id="12")).argv == ["scancel", "12"]
+    assert requests.plan_cancel(paths, Snapshot(None, cluster="slurm")).argv == ["scancel", "4711"]
+    with pytest.raises(RunFailed, match="not known"):
+        requests.plan_cancel(write_run(tmp_path / "mine", []), Snapshot(None, cluster="slurm"))
+
+
+@pytest.mark.parametrize(
+    ("answered", "words"), [(client.Done(), "is cancelled"), (client.Unknown("12"), "does not know job 12")]
+)
+def test_what_slurm_answers_to_scancel_is_told(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, answered: Any, words: str
+) -> None:
+    monkeypatch.setattr(client.SlurmClient, "cancel", lambda self, job: answered)
+    assert words in requests.cancel(paths, Cancellation(job_id="12"))
+
+
+def test_a_busy_slurm_means_try_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.SlurmClient, "cancel", lambda self, job: client.Unreachable("timed out"))
+    with pytest.raises(TryAgain) as caught:
+        requests.cancel(paths, Cancellation(job_id="12"))
+    assert caught.value.exit_code == 75

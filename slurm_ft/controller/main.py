@@ -262,6 +262,8 @@ class Controller:
     def _progress(self, peer: Peer, message: Message) -> None:
         if message["attempt"] != self.supervisor.state.replicas[peer.replica].attempt:
             return
+        if not message.get("step"):  # a phase before the first step is no progress yet
+            return
         self._book.progress(peer.replica, message)
         self._get_on(peer.replica, message["attempt"])
         self._sample(peer.replica)

@@ -1,0 +1,158 @@
+"""`slurm-ft submit`: one Slurm job for the whole run, or the same on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_ft.cli.spec_options import check_program, make_spec, spec_options
+from slurm_ft.errors import SlurmFTError, UsageError
+
+if TYPE_CHECKING:
+    from slurm_ft.paths import RunPaths
+    from slurm_ft.spec import RunSpec
+
+EPILOG = """\b
+Examples:
+  slurm-ft submit --replicas 16 --gpus-per-node 8 --time 8:00:00 -- python train.py
+  slurm-ft submit --cluster local --replicas 4 --min-replicas 2 -- titan --steps 60
+"""
+
+DETACHED = "left the run to itself"
+
+
+@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--cluster", type=click.Choice(["auto", "slurm", "local"]), default="auto", show_default=True,
+              help="auto is Slurm where sbatch is found.")
+@spec_options
+@click.option("--time", "time_limit", help="The job's time limit, as sbatch takes it.")
+@click.option("--partition", "-p", help="Slurm's partition.")
+@click.option("--account", "-A", help="Slurm's account.")
+@click.option("--qos", help="Slurm's quality of service.")
+@click.option("--gpus-per-node", type=int, help="GPUs on each host.")
+@click.option("--cpus-per-node", type=int, help="CPUs on each host.")
+@click.option("--mem", help="Memory on each host, as sbatch takes it.")
+@click.option("--sbatch-arg", "sbatch_args", multiple=True, metavar="--OPTION=VALUE",
+              help="Any other option of sbatch's; repeatable.")
+@click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job first; repeatable.")
+@click.option("--local-run-dir", is_flag=True, help="The run folder is shared although its place looks local.")
+@click.option("--no-wait", is_flag=True, help="Return when it is submitted.")
+@click.option("--parsable", is_flag=True, help="Print only the job's id; implies --no-wait.")
+def command(**options: Any) -> None:
+    """Submit COMMAND as one job of replicas x nodes-per-replica + spares nodes, and show how it gets on.
+
+    Without --no-wait the exit code is the run's. Ctrl-C asks on a terminal whether to leave the run alone
+    or to stop it; elsewhere it leaves it alone.
+    """
+    cluster = _cluster(options["cluster"])
+    ranks = options["ranks_per_node"] or options["gpus_per_node"] or 1
+    spec = make_spec(options, cluster, options["replicas"] or 1, ranks)
+    submit = _submit_local if cluster == "local" else _submit_slurm
+    submitted = submit(options, spec)
+    if submitted is None:
+        return
+    job_id, paths = submitted
+    if options["parsable"]:
+        click.echo(job_id)
+        return
+    click.echo(f"submitted {spec.name} as {'job ' if cluster == 'slurm' else ''}{job_id}", err=True)
+    click.echo(f"run folder: {paths.root}", err=True)
+    if not options["no_wait"]:
+        sys.exit(_wait(paths, job_id, cluster))
+
+
+def _cluster(choice: str) -> str:
+    if choice == "auto":
+        if shutil.which("sbatch"):
+            return "slurm"
+        raise UsageError("there is no Slurm here (no sbatch on the PATH)",
+                         "load your site's Slurm module, or run on this machine with `--cluster local`")  # fmt: skip
+    if choice == "slurm" and not shutil.which("sbatch"):
+        raise UsageError("there is no Slurm here (no sbatch on the PATH)", "load your site's Slurm module")
+    return choice
+
+
+def _submit_local(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths] | None:
+    from slurm_ft.cli.run import dry_run
+    from slurm_ft.paths import RunPaths
+    from slurm_ft.submit import local_run
+    from slurm_ft.submit.place import local_place
+
+    check_program(spec.replica.command, sys.executable)
+    runs = Path(options["runs"])
+    job_id = local_run.new_job_id(runs, spec.name)
+    paths = RunPaths(options["run_dir"] or runs / f"{spec.name}-{job_id}")
+    if options["dry_run"]:
+        click.echo(dry_run(paths, spec, local_place(spec, job_id)))
+        return None
+    local_run.start(paths, spec, job_id)
+    return job_id, paths
+
+
+def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths] | None:
+    from slurm_ft.controller.head import open_run
+    from slurm_ft.paths import RunPaths
+    from slurm_ft.submit import slurm_job
+
+    runs = Path(options["runs"]).absolute()
+    request = slurm_job.JobRequest(
+        spec=spec,
+        run_dir=str(Path(options["run_dir"]).absolute()) if options["run_dir"] else f"{runs}/{spec.name}-%j",
+        folder=runs / ".submitit",
+        options=slurm_job.sbatch_options(
+            {
+                "time": options["time_limit"],
+                "partition": options["partition"],
+                "account": options["account"],
+                "qos": options["qos"],
+                "gpus-per-node": options["gpus_per_node"],
+                "cpus-per-task": options["cpus_per_node"],
+                "mem": options["mem"],
+            },
+            options["sbatch_args"],
+        ),
+        setup=tuple(options["setup"]),
+    )
+    if options["dry_run"]:
+        click.echo(f"# sbatch {request.folder}/submission_file_<id>.sh")
+        click.echo(slurm_job.render(request, slurm_job.batch_command(request.folder)), nl=False)
+        return None
+    if not options["local_run_dir"]:
+        slurm_job.check_shared(Path(request.run_dir), spec.hosts)
+    if options["run_dir"]:
+        open_run(RunPaths(request.run_dir), spec)
+    job_id = slurm_job.submit(request)
+    paths = RunPaths(request.run_dir.replace("%j", job_id))
+    open_run(paths, spec)
+    return job_id, paths
+
+
+def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
+    """Show the run until it ends; gives its exit code."""
+    from slurm_ft.observe.follow import follow
+    from slurm_ft.observe.runs import Gone
+    from slurm_ft.submit.slurm_job import JobGone
+
+    gone = JobGone(paths, job_id) if cluster == "slurm" else Gone(paths)
+    terminal = sys.stderr.isatty() and sys.stdin.isatty()
+    while True:
+        try:
+            code = follow(paths, sys.stdout, sys.stdout.isatty(), gone)
+        except KeyboardInterrupt:
+            answer = click.prompt("\nstop the run, leave it alone, or watch on?", default="leave", err=True,
+                                  type=click.Choice(["stop", "leave", "watch"])) if terminal else "leave"  # fmt: skip
+            if answer == "watch":
+                continue
+            if answer == "stop":
+                paths.stop.touch()
+                continue
+            click.echo(f"{DETACHED}; come back with `slurm-ft status {paths.root} --follow`", err=True)
+            return 128 + signal.SIGINT
+        if code is None:
+            raise SlurmFTError(f"run {job_id} ended without a last word", f"see `slurm-ft explain {paths.root}`")
+        return code

@@ -1,0 +1,214 @@
+"""One Slurm job for one run, through submitit.
+
+submitit pickles `LookAfter`, submits our script and starts it again in the job's batch step; the script is
+rendered from `sbatch_templates/`, so what `--dry-run` shows is what is submitted. The run folder's name
+holds the job's id, which is known only afterwards: the job makes the folder when it starts, and so does
+`submit` as soon as it knows the id, whichever is first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from slurm_ft import __version__
+from slurm_ft.errors import LaunchError, RunFolderError, UsageError
+from slurm_ft.observe.runs import Gone
+from slurm_ft.paths import RunPaths
+from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
+from slurm_ft.spec import RunSpec
+
+WARNING_SECONDS = 120
+"""How long before the time limit Slurm warns the run: more than KillWait, and time to save."""
+
+INSTALLATION = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|TIME_FORMAT|FT_.*)")
+CHOICES = re.compile(r"SBATCH_(ACCOUNT|PARTITION|QOS|CONSTRAINT|RESERVATION|CLUSTERS|WCKEY)")
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What to submit: the run, its folder (`%j` stands for the job's id), and sbatch's own options."""
+
+    spec: RunSpec
+    run_dir: str
+    folder: Path
+    options: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LookAfter:
+    """What the job runs, on its first host. Leaves with the run's exit code, which is then the job's."""
+
+    spec: dict[str, Any]
+    run_dir: str
+
+    def __call__(self) -> None:
+        from slurm_ft.controller.head import look_after, open_run
+        from slurm_ft.errors import SlurmFTError
+        from slurm_ft.submit.place import allocation_place
+
+        try:
+            place = allocation_place(os.environ)
+            paths = RunPaths(self.run_dir.replace("%j", place.job_id))
+            open_run(paths, RunSpec.from_json(self.spec))
+            code = look_after(paths, place)
+        except SlurmFTError as error:
+            error.show()
+            code = error.exit_code
+        if code:
+            # Not an exception for submitit: its traceback would hide the report of what really failed.
+            raise SystemExit(code)
+
+
+def directive(value: str) -> str:
+    """A value for an #SBATCH line, which sbatch reads with quoting rules of its own: double quotes hold
+    everything but themselves and the backslash. Raises UsageError for a line break, which nothing holds."""
+    if "\n" in value or "\r" in value:
+        raise UsageError(f"`{value!r}` has a line break in it", "an #SBATCH line cannot hold one")
+    if re.fullmatch(r"[\w@%+=:,./-]+", value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _oneline(value: str) -> str:
+    return " ".join(value.split())
+
+
+def render(request: JobRequest, command: str) -> str:
+    """The complete sbatch script."""
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters.update(directive=directive, oneline=_oneline)
+    template = files("slurm_ft").joinpath("sbatch_templates/submit.sbatch.j2").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        version=__version__,
+        name=request.spec.name,
+        nodes=request.spec.hosts,
+        options=request.options,
+        setup=request.setup,
+        folder=str(request.folder),
+        run_dir=request.run_dir,
+        warning_seconds=WARNING_SECONDS,
+        command=command,
+    )
+
+
+def batch_command(folder: Path) -> str:
+    """What the script ends with: submitit, which unpickles LookAfter and calls it."""
+    return shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
+
+
+def submit(request: JobRequest) -> str:
+    """Submit the job; gives its id. Raises LaunchError with Slurm's own words when it is refused."""
+    import submitit
+    from submitit.slurm.slurm import SlurmExecutor
+
+    class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit's types are not read here
+        """submitit's own, with our script."""
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return render(request, batch_command(request.folder))
+
+    try:
+        request.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"the runs folder `{request.folder.parent}` cannot be written: {error.strerror}",
+            "choose another with --runs",
+        ) from None
+    with submission_environment():
+        try:
+            executor = Executor(folder=request.folder, max_num_timeout=0)
+            executor.update_parameters(nodes=request.spec.hosts, use_srun=False)
+            job = executor.submit(LookAfter(request.spec.to_json(), request.run_dir))
+        except submitit.core.utils.FailedJobError as error:
+            raise LaunchError(
+                f"Slurm refused the job: {_refusal(str(error))}", "see the script with `slurm-ft submit --dry-run`"
+            ) from None
+    return str(job.job_id)
+
+
+def _refusal(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("sbatch:", "error:"))]
+    return "; ".join(lines) or _oneline(text)
+
+
+@contextlib.contextmanager
+def submission_environment() -> Iterator[None]:
+    """For the time of a submission, the environment without what an outer job would leak into the new one.
+
+    Kept: where Slurm is (SLURM_CONF), and what the user chose by variables that nothing of ours contradicts
+    (account, partition and the like). sbatch hands its environment on to the job, so this is also what the
+    job starts with.
+    """
+    before = dict(os.environ)
+    stray = [
+        name
+        for name in before
+        if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_"))
+        and not INSTALLATION.fullmatch(name)
+        and not CHOICES.fullmatch(name)
+    ]
+    try:
+        for name in stray:
+            del os.environ[name]
+        yield
+    finally:
+        os.environ.update({name: before[name] for name in stray})
+
+
+class JobGone:
+    """Callable for the live view's `until`: has the job left Slurm without the run's last word?
+
+    Slurm is asked at most once in ASK_INTERVAL seconds, and only while the run gives no news; no answer
+    from Slurm is no answer, and changes nothing.
+    """
+
+    ASK_INTERVAL = 60.0
+
+    def __init__(self, paths: RunPaths, job_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gone, self._paths, self._job_id, self._clock = Gone(paths), paths, job_id, clock
+        self._asked = clock()
+
+    def __call__(self) -> bool:
+        if self._paths.events.exists() and not self._gone():
+            return False
+        if self._clock() - self._asked < self.ASK_INTERVAL:
+            return False
+        self._asked = self._clock()
+        match SlurmClient().job(self._job_id):
+            case JobView(state=field):
+                return field.state.final
+            case Unknown():
+                return True
+        return False
+
+
+def check_shared(run_dir: Path, hosts: int) -> None:
+    """Raises UsageError for a run folder that other hosts cannot see."""
+    local = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+    resolved = str(run_dir.resolve())
+    if hosts > 1 and any(resolved == place or resolved.startswith(f"{place}/") for place in local):
+        raise UsageError(
+            f"the run folder `{run_dir}` is on this host's own disk, which the job's other hosts do not see",
+            "choose one on a shared file system with --run-dir or --runs (or say --local-run-dir if it is shared)",
+        )
+
+
+def sbatch_options(chosen: dict[str, str | int | None], extra: Sequence[str]) -> tuple[str, ...]:
+    """sbatch's options as they stand in the script, the user's own last, so that they win."""
+    named = [f"--{name}={directive(str(value))}" for name, value in chosen.items() if value not in (None, "")]
+    return (*named, *extra)

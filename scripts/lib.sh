@@ -56,6 +56,6 @@ make_venv() {
   fi
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
   "$venv/bin/pip" install --quiet --disable-pip-version-check \
-    --constraint "$root/scripts/constraints.txt" --editable "$root[$1]"
+    --constraint "$root/scripts/constraints.txt" --editable "${root}[$1]"
   echo "$want" >"$stamp"
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
@@ -205,11 +205,22 @@ def _build(kind: type[T], value: Any, place: str) -> T:
 def _convert(hint: Any, value: Any, place: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _build(hint, value, place)
-    if isinstance(value, list):
-        return tuple(value)
-    plain = hint if isinstance(hint, type) else None
-    if plain is float and isinstance(value, int):
+    fits, kind = _PLAIN[hint]
+    if isinstance(value, bool) or not fits(value):
+        raise SpecError([(f"{place} is {value!r}", f"give {kind}")])
+    if hint is float:
         return float(value)
-    if plain in (int, float, str) and (not isinstance(value, plain) or isinstance(value, bool)):
-        raise SpecError([(f"{place} is {value!r}", f"give a {plain.__name__}")])
-    return value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _all_strings(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+_PLAIN: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (lambda value: isinstance(value, int), "a whole number"),
+    float: (lambda value: isinstance(value, int | float), "a number"),
+    str: (lambda value: isinstance(value, str), "a text"),
+    tuple[str, ...]: (lambda value: isinstance(value, list | tuple) and _all_strings(value), "a list of texts"),
+    Mapping[str, str]: (lambda value: isinstance(value, Mapping) and _all_strings(value.values()), "names and texts"),
+}

@@ -76,11 +76,10 @@ def _certain(place: Place) -> dict[str, str]:
 def _no_proxy(result: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
     """torchft speaks HTTP between hosts; a site's web proxy must not get in between.
 
-    Exact names only: not every client understands address ranges here.
+    Exact names only: not every client understands address ranges here. Both spellings get all: a client that
+    reads the small one first must not miss what the user has in the capital one.
     """
-    wanted = ["localhost", "127.0.0.1", *hosts]
-    changes = {}
-    for name in ("no_proxy", "NO_PROXY"):
-        present = [item for item in result.get(name, "").split(",") if item]
-        changes[name] = ",".join(dict.fromkeys([*present, *wanted]))
-    return changes
+    both = f"{result.get('no_proxy', '')},{result.get('NO_PROXY', '')}"
+    present = [item.strip() for item in both.split(",") if item.strip()]
+    names = ",".join(dict.fromkeys([*present, "localhost", "127.0.0.1", *hosts]))
+    return {"no_proxy": names, "NO_PROXY": names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,7 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths
         return None
     if not options["local_run_dir"]:
         slurm_job.check_shared(Path(request.run_dir), spec.hosts)
-    if options["run_dir"]:
+    if options["run_dir"] and Path(request.run_dir).exists():
         open_run(RunPaths(request.run_dir), spec)
     job_id = slurm_job.submit(request)
     paths = RunPaths(request.run_dir.replace("%j", job_id))
@@ -136,9 +137,9 @@ def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
     """Show the run until it ends; gives its exit code."""
     from slurm_ft.observe.follow import follow
     from slurm_ft.observe.runs import Gone
-    from slurm_ft.submit.slurm_job import JobGone
+    from slurm_ft.submit.slurm_job import JobWatch
 
-    gone = JobGone(paths, job_id) if cluster == "slurm" else Gone(paths)
+    gone = JobWatch(paths, job_id, partial(click.echo, err=True)) if cluster == "slurm" else Gone(paths)
     terminal = sys.stderr.isatty() and sys.stdin.isatty()
     while True:
         try:

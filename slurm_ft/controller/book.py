@@ -47,7 +47,7 @@ class Book:
         for name in ("step", "loss", "tokens"):
             if message.get(name) is not None:
                 setattr(page, name, message[name])
-        page.unrecorded = True
+        page.unrecorded = page.step is not None  # a program that reports no steps has nothing to sample
 
     def commit(self, replica: int, message: Mapping[str, Any]) -> None:
         """A commit carries the progress that was made until then, under `train_step`."""

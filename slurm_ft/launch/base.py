@@ -121,5 +121,6 @@ def exit_words(code: int | None) -> str:
     if code is None:
         return "ended"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        named = -code in iter(signal.Signals)  # real-time signals have no names
+        return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
     return f"exited with code {code}"

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +24,11 @@ from typing import Any
 import jinja2
 
 from slurm_ft import __version__
-from slurm_ft.errors import LaunchError, RunFolderError, UsageError
+from slurm_ft.errors import LaunchError, RunFolderError, TryAgain, UsageError
 from slurm_ft.observe.runs import Gone
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
+from slurm_ft.slurm.states import reason_words
 from slurm_ft.spec import RunSpec
 
 WARNING_SECONDS = 120
@@ -130,6 +132,7 @@ def submit(request: JobRequest) -> str:
             "choose another with --runs",
         ) from None
     with submission_environment():
+        ask_whether_possible(request)
         try:
             executor = Executor(folder=request.folder, max_num_timeout=0)
             executor.update_parameters(nodes=request.spec.hosts, use_srun=False)
@@ -139,6 +142,26 @@ def submit(request: JobRequest) -> str:
                 f"Slurm refused the job: {_refusal(str(error))}", "see the script with `slurm-ft submit --dry-run`"
             ) from None
     return str(job.job_id)
+
+
+def ask_whether_possible(request: JobRequest) -> None:
+    """Ask Slurm, before anything is queued: a job that can never start would wait for ever.
+
+    Raises UsageError with Slurm's reason, TryAgain when Slurm does not answer.
+    """
+    script = render(request, "true")
+    asked = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True, errors="replace")
+    if asked.returncode == 0:
+        return
+    words = _oneline(asked.stderr.replace("sbatch: error:", "").replace("allocation failure:", ""))
+    if "contact slurm controller" in words or "timed out" in words:
+        raise TryAgain(f"Slurm does not answer: {words}", "try again in a few minutes")
+    spec = request.spec
+    raise UsageError(
+        f"Slurm cannot give what was asked: {words}",
+        f"{spec.hosts} nodes were asked for ({spec.replicas} replicas of {spec.replica.hosts}, {spec.spares} spares)"
+        f"{', with ' + ' '.join(request.options) if request.options else ''}; `sinfo` lists what there is",
+    )
 
 
 def _refusal(text: str) -> str:
@@ -170,27 +193,33 @@ def submission_environment() -> Iterator[None]:
         os.environ.update({name: before[name] for name in stray})
 
 
-class JobGone:
+class JobWatch:
     """Callable for the live view's `until`: has the job left Slurm without the run's last word?
 
-    Slurm is asked at most once in ASK_INTERVAL seconds, and only while the run gives no news; no answer
-    from Slurm is no answer, and changes nothing.
+    As long as the run gives no news, Slurm is asked: after FIRST_ASK seconds, then every ASK_INTERVAL. Why a
+    job waits is told when it changes. No answer from Slurm is no answer, and changes nothing.
     """
 
+    FIRST_ASK = 3.0
     ASK_INTERVAL = 60.0
 
-    def __init__(self, paths: RunPaths, job_id: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gone, self._paths, self._job_id, self._clock = Gone(paths), paths, job_id, clock
-        self._asked = clock()
+    def __init__(
+        self, paths: RunPaths, job_id: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._paths, self._job_id, self._say, self._clock = paths, job_id, say, clock
+        self._gone = Gone(paths)
+        self._ask_at = clock() + self.FIRST_ASK
+        self._said = ""
 
     def __call__(self) -> bool:
-        if self._paths.events.exists() and not self._gone():
+        if (self._paths.events.exists() and not self._gone()) or self._clock() < self._ask_at:
             return False
-        if self._clock() - self._asked < self.ASK_INTERVAL:
-            return False
-        self._asked = self._clock()
+        self._ask_at = self._clock() + self.ASK_INTERVAL
         match SlurmClient().job(self._job_id):
-            case JobView(state=field):
+            case JobView(state=field, reason=reason):
+                if field.state.pending and reason != self._said:
+                    self._said = reason
+                    self._say(f"job {self._job_id} waits: {reason_words(reason)}")
                 return field.state.final
             case Unknown():
                 return True

@@ -21,7 +21,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,36 +66,37 @@ def find(folder: Path) -> list[Process]:
 def end(select_: Callable[[], Iterable[Process]], deadline: float) -> list[Process]:
     """SIGKILL what `select_` finds until it finds nothing; returns what outlived the deadline.
 
-    All are stopped before the first is killed: otherwise a child whose environment says nothing could lose its
-    parent, the only proof of where it belongs, between the look and the kill.
+    A host that dies does not see itself die, so the order matters: first those who would report it, parents before
+    children, and the inits only when all others are gone, since they keep the orphans together and reap them.
+    Nothing is stopped first: when the parent of a stopped process dies, the kernel sends SIGHUP and SIGCONT to its
+    group, and an srun that gets SIGHUP ends its step, on other hosts too.
     """
     while left := list(select_()):
-        victims: set[Process] = set()
-        while fresh := [process for process in left if process.role != "init" and process not in victims]:
-            send(fresh, signal.SIGSTOP)
-            victims.update(fresh)
-            left = list(select_())
-        # The inits last: they reap the others.
-        send(victims or left, signal.SIGKILL, wait=deadline - time.monotonic())
+        victims = [process for process in left if process.role != "init"] or left
+        send(sorted(victims, key=_rank), signal.SIGKILL, wait=deadline - time.monotonic())
         if time.monotonic() > deadline:
             return list(select_())
     return []
 
 
+def _rank(process: Process) -> tuple[int, int]:
+    if process.role in ("slurmd", "slurmstepd"):
+        return 0, process.pid
+    if process.name in CLIENTS:
+        # The second process of an srun, a child of the first, ends the step when it sees the first one die.
+        return 1, -process.pid
+    return 2, process.pid
+
+
 def send(processes: Iterable[Process], number: signal.Signals, wait: float = 0.0) -> None:
     """Send a signal to each, then wait up to `wait` seconds until all of them have ended."""
     with ExitStack() as stack:
-        fds = []
-        for process in processes:
-            fd = _open(process)
-            if fd is None:
-                continue
+        fds = [fd for process in processes if (fd := _open(process)) is not None]
+        for fd in fds:
             stack.callback(os.close, fd)
-            try:
+        for fd in fds:  # nothing but signals in this loop: they should all come at once
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, number)
-            except ProcessLookupError:
-                continue
-            fds.append(fd)
         _wait_for_end(fds, time.monotonic() + wait)
 
 

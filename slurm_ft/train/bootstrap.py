@@ -6,7 +6,9 @@ The agent puts this file in front of the program of a rank whose command is a Py
   1. listens to torchft's own structured loggers, so that an unmodified torchft script is observed;
   2. leaves the traceback of an uncaught exception in torch elastic's error file, as `@record` would;
   3. turns on faulthandler, so that a segmentation fault leaves a stack in the rank's log;
-  4. runs the program in the real `__main__`, with its own sys.argv and sys.path.
+  4. serves the replica's TCPStore at MASTER_ADDR:MASTER_PORT from rank 0, as torchrun's agent does:
+     torchft's Manager expects it there, and the process groups of the replica use it too;
+  5. runs the program in the real `__main__`, with its own sys.argv and sys.path.
 
 It uses the standard library alone and is run by its path: the program's Python needs no slurm-ft.
 """
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import json
 import logging
@@ -69,6 +73,38 @@ def _observe_torchft(channel: Any) -> None:
         logger.propagate = False
 
 
+class _StoreServer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Starts the store when the program imports torch.distributed, so that a program without torch pays
+    nothing. It lives in this process and is gone with it; each attempt has a port of its own."""
+
+    MODULE = "torch.distributed"
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if module.is_available():
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._store = module.TCPStore(address, port, is_master=True, wait_for_workers=False)
+
+
+def _serve_store() -> None:
+    """Have the replica's store served, and its ranks use it, by the switch that torchrun sets for that."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    if os.environ["RANK"] == "0":
+        sys.meta_path.insert(0, _StoreServer())
+
+
 def _own_frames_cut(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames of this file and of runpy, as the user's program would show it."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
@@ -101,7 +137,7 @@ def _run(arguments: list[str]) -> None:
     if first == "-m":
         sys.argv = arguments[1:]
         sys.path[0] = os.getcwd()
-        runpy._run_module_as_main(sys.argv[0])
+        runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]
         return
     main = sys.modules["__main__"].__dict__
     names = {"__name__": "__main__", "__builtins__": __builtins__, "__doc__": None, "__package__": None}
@@ -126,6 +162,7 @@ def main() -> None:
     channel = _load("slurm_ft.train.progress", "progress.py").channel()
     if channel is not None:
         _observe_torchft(channel)
+        _serve_store()
     sys.excepthook = _excepthook
     _run(sys.argv[1:])
 

@@ -60,7 +60,7 @@ def undisturbed(tmp_path_factory):
 
 
 def test_diloco_killed_between_synchronisations(start_run, undisturbed):
-    run = start_run(2)
+    run = start_run(2, min_replicas=2)  # the others wait for the victim's return
     [kept] = run.start(workers.titan, *DILOCO, replica=0)
     [victim] = run.start(workers.titan, *DILOCO, replica=1)
     run.agent.wait(step_of(1, SYNC + 2))
@@ -100,7 +100,7 @@ def test_diloco_killed_in_mid_synchronisation_loses_no_work(start_run):
 def test_a_healed_replica_keeps_the_weights_of_its_peers(start_run, kind):
     work = workers.titan_stock_state if kind == "stock" else workers.titan
     options = ("--mode", "per-step", "--steps", "16", "--seq-len", "16", "--batch-size", "1")
-    run = start_run(2)
+    run = start_run(2, min_replicas=2)  # the others wait for the victim's return
     [kept] = run.start(work, *options, replica=0)
     [victim] = run.start(work, *options, replica=1)
     run.agent.wait(step_of(1, 4))
@@ -137,7 +137,7 @@ def test_below_the_minimum_no_step_is_lost_or_counted(start_run):
 @pytest.mark.parametrize("mode", [("--mode", "local-sgd"), ("--fragments", "2")], ids=["local-sgd", "fragments"])
 def test_other_ways_to_synchronise_heal_too(start_run, mode):
     options = ("--steps", "16", "--sync-steps", "4", "--seq-len", "16", *mode)
-    run = start_run(2)
+    run = start_run(2, min_replicas=2)  # the others wait for the victim's return
     [kept] = run.start(workers.titan, *options, replica=0)
     [victim] = run.start(workers.titan, *options, replica=1)
     run.agent.wait(step_of(1, 5))
@@ -154,7 +154,7 @@ def test_other_ways_to_synchronise_heal_too(start_run, mode):
 def test_ranks_of_one_replica_heal_from_different_donors(start_run):
     # Three replicas of two ranks: at a heal, rank 0 and rank 1 take their shards from different replicas.
     options = ("--steps", "9", "--sync-steps", "3", "--seq-len", "16", "--batch-size", "1")
-    run = start_run(3)
+    run = start_run(3, min_replicas=3)  # the others wait for the victim's return
     kept = [process for replica in range(2) for process in run.start(workers.titan, *options, replica=replica, ranks=2)]
     victims = run.start(workers.titan, *options, replica=2, ranks=2)
     run.agent.wait(step_of(2, 4), count=2)

@@ -1,0 +1,394 @@
+"""The table, the decisions and the verdict by themselves; whole histories are in tests/stories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_ft.controller.supervise import (
+    BY_STEP,
+    FINAL,
+    IN_PLACE,
+    TRANSITIONS,
+    ClearRanks,
+    EndRun,
+    EndStep,
+    Failure,
+    LaunchStep,
+    Replica,
+    RunState,
+    StartRanks,
+    State,
+    decide,
+    due,
+    fold,
+    observe,
+    used,
+)
+from slurm_ft.events import Event, Kind
+from slurm_ft.spec import Budget, Policy
+
+S, K = State, Kind
+POLICY = Policy()
+CRASH = Failure(100.0, "rank 0 was killed by SIGKILL", rank=0, attempt=3)
+
+DATA: dict[Kind, dict[str, Any]] = {
+    K.STEP_LAUNCHED: {"step": 3, "pid": 99},
+    K.AGENT_JOINED: {"step": 2, "index": 0, "port": 20000, "address": "10.0.0.1", "step_id": "7.2"},
+    K.RANKS_STARTED: {"attempt": 4, "rung": ""},
+    K.PROGRESSED: {"attempt": 3},
+    K.RANK_FAILED: {"attempt": 3, "rank": 0, "what": "rank 0 was killed by SIGKILL"},
+    K.RANK_DONE: {"attempt": 3, "rank": 0},
+    K.CLEARING: {"attempt": 3},
+    K.AGENT_CLEARED: {"attempt": 3, "index": 0, "port": 20001},
+    K.AGENT_LOST: {"step": 2, "index": 0, "what": "silent"},
+    K.STEP_ENDING: {"step": 2, "then": "STOPPED", "why": "because"},
+    K.STEP_EXITED: {"step": 2, "code": 1, "what": "the step exited with code 1"},
+    K.COMMIT: {"attempt": 3, "committed": True},
+    K.RUN_ENDED: {"code": 0},
+    K.STOP_REQUESTED: {"why": "stop", "code": 143},
+    K.RUN_STARTED: {"replicas": [["a"]], "ranks_per_host": 1},
+}
+
+TABLE = {
+    S.PENDING: {K.STEP_LAUNCHED: S.LAUNCHING, K.STEP_ENDING: S.STOPPED},
+    S.LAUNCHING: {
+        K.AGENT_JOINED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
+    },
+    S.READY: {
+        K.RANKS_STARTED: S.RUNNING, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
+    },
+    S.RUNNING: {
+        K.PROGRESSED: S.TRAINING, K.RANK_FAILED: S.BROKEN, K.RANK_DONE: S.FINISHED, K.AGENT_LOST: S.LOST,
+        K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
+    },
+    S.TRAINING: {
+        K.RANK_FAILED: S.BROKEN, K.RANK_DONE: S.FINISHED, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING,
+        K.STEP_ENDING: S.ENDING,
+    },
+    S.BROKEN: {K.CLEARING: S.CLEARING, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
+    S.CLEARING: {K.AGENT_CLEARED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
+    S.LOST: {K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
+    S.FINISHED: {K.STEP_EXITED: S.DONE, K.STEP_ENDING: S.ENDING},
+    S.ENDING: {K.STEP_EXITED: S.FAILED, K.STEP_ENDING: S.ENDING},
+    S.DONE: {},
+    S.FAILED: {},
+    S.STOPPED: {},
+}  # fmt: skip
+
+
+def in_state(state: State, **changes: Any) -> Replica:
+    """A replica of one host and one rank in its third attempt and second step, as it would be in this state."""
+    exists = state not in FINAL | {S.PENDING}
+    known: dict[str, Any] = {"agents": {}, "addresses": {}}
+    if exists and state is not S.LAUNCHING:
+        known["addresses"] = {0: "10.0.0.1"}
+    if state in (S.READY, S.RUNNING, S.TRAINING, S.FINISHED):
+        known["agents"] = {0: 20000}
+    known |= {"then": S.FAILED if state is S.ENDING else S.PENDING, "pid": 42 if exists else None}
+    return Replica(0, ("a",), 1, state, 100.0, attempt=3, step=2, **(known | changes))
+
+
+def after(replica: Replica, kind: Kind, **data: Any) -> Replica:
+    state = RunState((replica,), started=1.0)
+    return observe(state, Event(200.0, kind, 0, {**DATA.get(kind, {}), **data})).replicas[0]
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("state", State)
+def test_every_event_in_every_state_leads_where_the_table_says_or_changes_nothing(state: State, kind: Kind) -> None:
+    if kind is K.RUN_STARTED:  # it begins everything anew
+        return
+    before = in_state(state)
+    now = after(before, kind)
+    if kind in TABLE[state]:
+        assert now.state is TABLE[state][kind]
+    else:
+        assert replace(now, committed=before.committed) == before
+
+
+def test_the_code_has_no_transition_that_this_table_does_not_know() -> None:
+    assert {s: set(kinds) for s, kinds in TRANSITIONS.items()} == {s: set(kinds) for s, kinds in TABLE.items()}
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("state", State)
+def test_attempts_and_steps_never_go_down_and_a_failure_that_was_first_stays_first(state: State, kind: Kind) -> None:
+    if kind is K.RUN_STARTED:
+        return
+    before = in_state(state, first_failure=CRASH)
+    now = after(before, kind)
+    assert now.attempt >= before.attempt
+    assert now.step >= before.step
+    assert now.first_failure == CRASH
+
+
+@pytest.mark.parametrize("kind", [K.PROGRESSED, K.RANK_FAILED, K.RANK_DONE, K.AGENT_CLEARED, K.COMMIT])
+@pytest.mark.parametrize("state", State)
+def test_news_of_an_older_attempt_changes_nothing(state: State, kind: Kind) -> None:
+    before = in_state(state)
+    assert after(before, kind, attempt=2) == before
+
+
+@pytest.mark.parametrize("kind", [K.AGENT_JOINED, K.AGENT_LOST, K.STEP_EXITED])
+@pytest.mark.parametrize("state", State)
+def test_news_of_an_older_step_changes_nothing(state: State, kind: Kind) -> None:
+    before = in_state(state)
+    assert after(before, kind, step=1) == before
+
+
+@pytest.mark.parametrize("replica", [None, -1, 1, 99])
+@pytest.mark.parametrize("kind", Kind)
+def test_news_of_a_replica_that_the_run_does_not_have_moves_no_replica(kind: Kind, replica: int | None) -> None:
+    if kind is K.RUN_STARTED:
+        return
+    state = RunState((in_state(S.RUNNING),))
+    assert observe(state, Event(1.0, kind, replica, DATA.get(kind, {}))).replicas == state.replicas
+
+
+def test_only_the_first_stop_counts() -> None:
+    state = fold(
+        [
+            Event(1.0, K.RUN_STARTED, None, DATA[K.RUN_STARTED]),
+            Event(2.0, K.STOP_REQUESTED, None, {"why": "time limit", "code": 75}),
+            Event(3.0, K.STOP_REQUESTED, None, {"why": "SIGTERM", "code": 143}),
+        ]
+    )
+    assert (state.stop, state.stop_code) == ("time limit", 75)
+
+
+def test_a_new_session_begins_with_new_replicas() -> None:
+    ended = RunState((in_state(S.FAILED),), stop="x", ended=1, collective=True, first_done=3.0)
+    state = observe(ended, Event(9.0, K.RUN_STARTED, None, DATA[K.RUN_STARTED]))
+    assert state == RunState((Replica(0, ("a",), since=9.0),), started=9.0)
+
+
+def test_progress_forgives_earlier_failures() -> None:
+    now = after(in_state(S.RUNNING, streak=4), K.PROGRESSED)
+    assert (now.streak, now.ever_joined) == (0, True)
+
+
+def test_a_step_that_is_ended_because_it_never_came_up_is_a_failure() -> None:
+    now = after(in_state(S.LAUNCHING), K.STEP_ENDING, then="PENDING", why="1 agents did not report within 120 s")
+    assert now.failure is not None and now.failure.launch
+    assert now.streak == 1
+
+
+# --- decisions ---------------------------------------------------------------------------------------------------
+
+
+def choice(replica: Replica, now: float = 200.0, policy: Policy = POLICY, **run: Any) -> tuple[Any, str]:
+    actions, reasons = decide(now, RunState((replica,), **run), policy)
+    return (actions[0] if actions else None), reasons[0]
+
+
+def test_nothing_is_decided_for_a_run_that_is_over_or_has_not_begun() -> None:
+    assert decide(1.0, RunState((in_state(S.RUNNING),), ended=0), POLICY) == ([], {})
+    assert decide(1.0, RunState(), POLICY) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("state", "action"),
+    [
+        (S.PENDING, LaunchStep(0)),
+        (S.LAUNCHING, None),
+        (S.READY, StartRanks(0, 4, "")),
+        (S.RUNNING, None),
+        (S.TRAINING, None),
+        (S.BROKEN, ClearRanks(0)),
+        (S.CLEARING, None),
+        (S.FINISHED, EndStep(0, S.DONE, "all its ranks ended well", 30.0)),
+        (S.ENDING, None),
+    ],
+)
+def test_what_is_done_in_each_state_when_nothing_has_failed(state: State, action: object) -> None:
+    assert choice(in_state(state), now=101.0)[0] == action
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_has_a_reason_in_words(state: State) -> None:
+    assert choice(in_state(state, failure=CRASH), now=101.0)[1]
+
+
+@pytest.mark.parametrize("state", set(State) - FINAL)
+def test_a_stop_ends_every_replica_whatever_it_is_doing(state: State) -> None:
+    action, reason = choice(in_state(state, failure=CRASH), stop="it got SIGTERM")
+    if state is S.ENDING:
+        assert action is None
+    elif state is S.FINISHED:
+        assert action == EndStep(0, S.DONE, "all its ranks ended well", 30.0)
+    else:
+        assert (action.then, action.why, reason) == (S.STOPPED, "it got SIGTERM", "it got SIGTERM")
+        assert action.grace == (30.0 if state in (S.RUNNING, S.TRAINING) else 5.0)
+
+
+@pytest.mark.parametrize(
+    ("streak", "seconds"), [(0, 0.0), (1, 0.0), (2, 1.0), (3, 2.0), (4, 4.0), (6, 16.0), (7, 30.0), (5000, 30.0)]
+)
+def test_a_repair_waits_longer_with_each_failure_that_follows_without_progress(streak: int, seconds: float) -> None:
+    assert due(in_state(S.READY, failure=CRASH, streak=streak), POLICY) == 100.0 + seconds
+
+
+def test_a_repair_is_not_due_before_the_replica_is_there() -> None:
+    assert due(replace(in_state(S.READY, failure=CRASH, streak=2), since=140.0), POLICY) == 140.0
+
+
+@given(st.lists(st.floats(0, 1000)), st.floats(0, 1000), st.floats(1, 1000))
+def test_a_budget_counts_the_repairs_of_its_rung_within_its_time(times: list[float], ago: float, window: float) -> None:
+    now = 1000.0 + ago
+    restarts = tuple((t, rung) for t in times for rung in (IN_PLACE, BY_STEP))
+    count = used(in_state(S.READY, restarts=restarts), IN_PLACE, Budget(3, window), now)
+    assert count == len([t for t in times if t > now - window or now - t < window])
+
+
+def test_the_ladder_climbs_from_in_place_to_by_step_to_giving_up() -> None:
+    policy = Policy(in_place=Budget(2, 600.0), step=Budget(1, 600.0), backoff=0.0)
+    replica = in_state(S.READY, failure=CRASH, streak=1)
+    assert choice(replica, policy=policy)[0] == StartRanks(0, 4, IN_PLACE)
+    replica = replace(replica, restarts=((90.0, IN_PLACE), (95.0, IN_PLACE)))
+    assert choice(replica, policy=policy)[0] == EndStep(0, S.PENDING, CRASH.what, 5.0)
+    pending = replace(replica, state=S.PENDING, pid=None, agents={})
+    assert choice(pending, policy=policy)[0] == LaunchStep(0)
+    replica = replace(replica, restarts=(*replica.restarts, (99.0, BY_STEP)))
+    action, reason = choice(replica, policy=policy)
+    assert action == EndStep(0, S.FAILED, f"{CRASH.what}; 3 restarts are used up", 5.0)
+    assert reason == action.why
+
+
+def test_ranks_in_a_new_step_after_a_failure_are_not_a_repair_in_place() -> None:
+    replica = in_state(S.READY, failure=CRASH, restarts=((150.0, BY_STEP),), streak=1)
+    assert choice(replica)[0] == StartRanks(0, 4, "")
+
+
+def test_a_rung_with_a_budget_of_none_is_passed_over() -> None:
+    policy = Policy(in_place=Budget(0, 600.0), step=Budget(0, 600.0))
+    action, _ = choice(in_state(S.READY, failure=CRASH, streak=1), policy=policy)
+    assert (action.then, action.grace) == (S.FAILED, 5.0)
+
+
+@pytest.mark.parametrize(("passed", "ended"), [(119.9, False), (120.0, True)])
+def test_a_step_has_launch_timeout_to_come_up(passed: float, ended: bool) -> None:
+    action, reason = choice(in_state(S.LAUNCHING), now=100.0 + passed)
+    assert (action == EndStep(0, S.PENDING, "1 agents did not report within 120 s", 5.0)) is ended
+    assert ended or reason == "its step was started, 1 of 1 agents have not reported"
+
+
+def failed_and_others(left: int, failed: int) -> RunState:
+    replicas = [in_state(S.FAILED)] * failed + [in_state(S.TRAINING)] * left
+    return RunState(tuple(replace(replica, id=number) for number, replica in enumerate(replicas)))
+
+
+@pytest.mark.parametrize(("left", "failed", "fewest"), [(3, 0, 3), (2, 1, 2), (1, 3, 1)])
+def test_the_run_goes_on_while_enough_replicas_are_left(left: int, failed: int, fewest: int) -> None:
+    assert decide(1.0, failed_and_others(left, failed), Policy(min_replicas=fewest))[0] == []
+
+
+@pytest.mark.parametrize(("left", "failed", "fewest"), [(2, 1, 3), (1, 3, 2)])
+def test_with_fewer_than_min_replicas_the_others_are_stopped(left: int, failed: int, fewest: int) -> None:
+    actions, _ = decide(1.0, failed_and_others(left, failed), Policy(min_replicas=fewest))
+    why = f"only {left} of {left + failed} replicas are left and --min-replicas is {fewest}"
+    assert actions == [EndStep(failed + i, S.STOPPED, why, 30.0) for i in range(left)]
+
+
+def test_a_replica_that_is_being_given_up_counts_as_lost_already() -> None:
+    giving_up = in_state(S.ENDING, then=S.FAILED)
+    state = RunState((giving_up, replace(in_state(S.TRAINING), id=1)))
+    actions, _ = decide(1.0, state, Policy(min_replicas=2))
+    assert [action.replica for action in actions if isinstance(action, EndStep)] == [1]
+
+
+# --- the end of a run that trains one model together -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", set(State) - FINAL - {S.RUNNING, S.TRAINING, S.FINISHED, S.ENDING})
+def test_a_replica_that_does_not_train_is_not_waited_for_when_its_peers_are_done(state: State) -> None:
+    action, _ = choice(in_state(state, failure=CRASH), collective=True, first_done=199.0)
+    assert (action.then, action.why) == (S.STOPPED, "the training was finished by its peers")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "committed", "passed", "ended"),
+    [
+        (1, False, 59.0, False),
+        (1, False, 60.0, True),
+        (2, True, 59.0, False),
+        (2, True, 60.0, True),
+        (2, False, 0.0, True),  # it has nothing to heal from any more
+    ],
+)
+def test_one_that_trains_has_finish_grace(attempt: int, committed: bool, passed: float, ended: bool) -> None:
+    replica = replace(in_state(S.TRAINING), attempt=attempt, committed=committed)
+    action, _ = choice(replica, now=200.0 + passed, collective=True, first_done=200.0)
+    assert (action is not None) is ended
+
+
+def test_without_a_quorum_nobody_is_left_behind() -> None:
+    assert choice(in_state(S.TRAINING), now=1e6, collective=False, first_done=1.0)[0] is None
+
+
+# --- the verdict -------------------------------------------------------------------------------------------------
+
+NEVER_UP = in_state(S.FAILED, failure=replace(CRASH, launch=True))
+NO_PROGRESS = in_state(S.FAILED, failure=CRASH)
+HAD_TRAINED = in_state(S.FAILED, failure=CRASH, ever_joined=True)
+DONE, STOPPED = in_state(S.DONE), in_state(S.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "fewest", "stop", "code"),
+    [
+        ([DONE, DONE], 2, 0, 0),
+        ([DONE, HAD_TRAINED], 1, 0, 0),
+        ([DONE, STOPPED], 2, 0, 0),  # left behind by a peer that finished the training
+        ([DONE, HAD_TRAINED], 2, 0, 1),
+        ([HAD_TRAINED, NO_PROGRESS], 1, 0, 1),
+        ([HAD_TRAINED, STOPPED], 2, 0, 1),
+        ([NO_PROGRESS], 1, 0, 93),
+        ([NO_PROGRESS, NEVER_UP], 1, 0, 93),
+        ([NEVER_UP, NEVER_UP], 1, 0, 97),
+        ([NEVER_UP, HAD_TRAINED], 1, 0, 1),
+        ([STOPPED, STOPPED], 1, 143, 143),
+        ([STOPPED, NO_PROGRESS], 1, 75, 75),
+        ([DONE, DONE], 2, 143, 0),
+    ],
+)
+def test_the_exit_code_of_the_run(replicas: list[Replica], fewest: int, stop: int, code: int) -> None:
+    numbered = tuple(replace(replica, id=number) for number, replica in enumerate(replicas))
+    state = RunState(numbered, stop="a stop was asked for" if stop else "", stop_code=stop)
+    actions, _ = decide(1.0, state, Policy(min_replicas=fewest))
+    assert [action.code for action in actions if isinstance(action, EndRun)] == [code]
+
+
+# --- any log whatever --------------------------------------------------------------------------------------------
+
+
+def events_of(kind: Kind) -> st.SearchStrategy[Event]:
+    small = st.integers(0, 3)
+    fields: dict[str, st.SearchStrategy[Any]] = {
+        name: small for name in ("attempt", "step", "index", "rank", "pid", "age") if name in DATA.get(kind, {})
+    }
+    fixed = {name: st.just(value) for name, value in DATA.get(kind, {}).items() if name not in fields}
+    return st.builds(Event, st.floats(0, 1e6), st.just(kind), st.none() | small, st.fixed_dictionaries(fixed | fields))
+
+
+START = Event(0.0, K.RUN_STARTED, None, {"replicas": [["a", "b"], ["c", "d"]], "ranks_per_host": 1})
+
+
+@given(st.lists(st.sampled_from(Kind).flatmap(events_of), max_size=40), st.floats(0, 2e6))
+def test_no_log_whatever_makes_observe_or_decide_raise_and_final_states_are_final(log: list[Event], t: float) -> None:
+    state = observe(RunState(), START)
+    for event in log:
+        before, state = state, observe(state, event)
+        decide(t, state, POLICY)
+        if event.kind is K.RUN_STARTED:
+            continue
+        for old, new in zip(before.replicas, state.replicas, strict=True):
+            assert new.attempt >= old.attempt or event.kind is K.RANKS_STARTED
+            assert old.state not in FINAL or new == replace(old, committed=new.committed)

@@ -11,6 +11,7 @@ controller that starts again elsewhere is found there.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -102,7 +103,11 @@ class Server:
             self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
-        self.endpoint = self._bind(host, paths)
+        try:
+            self.endpoint = self._bind(host, paths)
+        except LaunchError:
+            self.close()
+            raise
         write_atomic(paths.endpoint, self.endpoint, 0o600)
 
     def _bind(self, host: str, paths: RunPaths) -> str:
@@ -177,9 +182,16 @@ class Client:
 
     async def receive(self) -> Message | None:
         """The next message, or None for one that is not of this protocol."""
-        if self._socket is None:
-            raise ConnectionError("the run has no controller yet")
-        return _decode(await self._socket.recv())
+        while True:
+            here, task = self._socket, asyncio.current_task()
+            if here is None:
+                raise ConnectionError("the run has no controller yet")
+            try:
+                return _decode(await here.recv())
+            except asyncio.CancelledError:
+                # Closing a socket cancels who listens to it: after `dial` that means to listen to the new one.
+                if here is self._socket or (task is not None and task.cancelling()):
+                    raise
 
     def close(self) -> None:
         if self._socket is not None:

@@ -66,9 +66,9 @@ class Lighthouse:
 class Policy:
     """How failures are repaired. All times in seconds.
 
-    `in_place` and `step` are the budgets of rungs 1 and 2. A repair waits for `backoff` x 2^(n-1), at most
-    `backoff_max`, where n counts the failures since the replica last made progress; the first is not
-    delayed. `launch_timeout` bounds the time from starting a step until its agents have reported.
+    `in_place` and `step` are the budgets of rungs 1 and 2. The first repair is not delayed; after n failures
+    without progress in between, one waits for `backoff` x 2^(n-2), at most `backoff_max`.
+    `launch_timeout` bounds the time from starting a step until its agents have reported.
     `kill_grace` lies between TERM and KILL when a broken replica is cleared, `stop_grace` when the run is
     stopped and may want to save. An agent that is silent for `agent_timeout` is lost.
     When the first replica has finished, the others have `finish_grace` to finish too.
@@ -106,13 +106,15 @@ class Policy:
 class ReplicaSpec:
     """One replica: `hosts` hosts with `ranks_per_host` ranks each, all running `command`.
 
-    `environment` is set in every rank and wins over what the agent would set.
+    `environment` is set in every rank and wins over what the agent would set. `zygote` has ranks forked
+    from a process with their imports done, where the command allows it.
     """
 
     command: tuple[str, ...]
     hosts: int = 1
     ranks_per_host: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
+    zygote: bool = True
 
     @property
     def ranks(self) -> int:
@@ -206,7 +208,7 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _build(hint, value, place)
     fits, kind = _PLAIN[hint]
-    if isinstance(value, bool) or not fits(value):
+    if isinstance(value, bool) != (hint is bool) or not fits(value):
         raise SpecError([(f"{place} is {value!r}", f"give {kind}")])
     if hint is float:
         return float(value)
@@ -220,6 +222,7 @@ def _all_strings(values: Iterable[Any]) -> bool:
 _PLAIN: dict[Any, tuple[Callable[[Any], bool], str]] = {
     int: (lambda value: isinstance(value, int), "a whole number"),
     float: (lambda value: isinstance(value, int | float), "a number"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
     str: (lambda value: isinstance(value, str), "a text"),
     tuple[str, ...]: (lambda value: isinstance(value, list | tuple) and _all_strings(value), "a list of texts"),
     Mapping[str, str]: (lambda value: isinstance(value, Mapping) and _all_strings(value.values()), "names and texts"),

@@ -90,7 +90,7 @@ class World:
         assert self.code is not None or not decide(self.now, self.supervisor.state, self.policy)[0]
 
     def wait(self, seconds: float) -> None:
-        self.now += seconds
+        self.now = round(self.now + seconds, 3)
         self.supervisor.act()
 
     def join(self, replica: int, *indexes: int) -> None:

@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from slurm_ft import env
 from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.environ import Place, rank_environment
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
-from slurm_ft.agent.ranks import Exit, Plan, Ranks, split_cpus
+from slurm_ft.agent.preload import host_has_gpu, modules_for
+from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
 from slurm_ft.channel import HEARTBEAT, Client, Message
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.hostlist import expand
@@ -99,7 +101,6 @@ class Agent:
         self._hosts = hosts
         self._index = hosts.index(host)
         self._client = Client(self._paths, f"{replica}.{self._index}.{step}.{os.getpid()}".encode())
-        self._ranks = Ranks(self._exited)
         self._socket = RankSocket(self._packet)
         self._forwarder = Forwarder(self._paths.lighthouse)
         self._lighthouse = ""
@@ -116,6 +117,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, partial(self._on_signal, number))
         self._lighthouse = await self._forwarder.start()
+        self._ranks = Ranks(self._exited, self._preload())
         self._hello()
         for work in (self._receive(), self._live(), self._flush()):
             self._do(work)
@@ -123,6 +125,7 @@ class Agent:
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
+        self._ranks.close()
         await self._forwarder.close()
         self._socket.close()
         self._client.send({"type": "leaving", "code": code})
@@ -146,7 +149,6 @@ class Agent:
 
     def _hello(self) -> None:
         endpoint = self._paths.endpoint.read_text()
-        self._address = address_towards(endpoint)
         self._client.send(
             {
                 "type": "hello",
@@ -154,7 +156,7 @@ class Agent:
                 "step": self._step,
                 "index": self._index,
                 "host": self._host,
-                "address": self._address,
+                "address": address_towards(endpoint),
                 "port": free_port(),
                 "step_id": os.environ.get("SLURM_STEP_ID", ""),
                 "agent_pid": os.getpid(),
@@ -237,36 +239,51 @@ class Agent:
         self._observed = Observed(attempt, self._client.send)
         self._ranks.start(self._plans(attempt, str(message["first_host"]), int(message["port"])))
 
+    def _preload(self) -> Preload | None:
+        """The zygote for this run's command, if it is to have one."""
+        command = self._spec.replica.command
+        modules = modules_for(command, host_has_gpu()) if self._spec.replica.zygote else ()
+        if not modules:
+            return None
+        # Whatever asks for a GPU while it is imported must ask in a way that leaves the fork usable.
+        environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **self._environment(0, 0, "", 0)}
+        del environment[env.SOCKET]  # the zygote is no rank and has nothing to report
+        return Preload(command, modules, environment)
+
     def _plans(self, attempt: int, first_host: str, port: int) -> list[Plan]:
         replica = self._spec.replica
         cpus = split_cpus(sorted(os.sched_getaffinity(0)), replica.ranks_per_host)
+        argv = rank_argv(replica.command, sys.executable)
         plans = []
         for local in range(replica.ranks_per_host):
             rank = self._index * replica.ranks_per_host + local
-            place = Place(
-                run=str(self._paths.root),
-                replica=self._replica,
-                replicas=self._spec.replicas,
-                min_replicas=self._spec.policy.min_replicas,
-                attempt=attempt,
-                rank=rank,
-                local_rank=local,
-                ranks=replica.ranks,
-                ranks_per_host=replica.ranks_per_host,
-                first_host=first_host,
-                port=port,
-                socket=self._socket.name,
-                lighthouse=self._lighthouse,
-                error_file=str(self._paths.error(self._replica, attempt, rank)),
-            )
-            environment = rank_environment(
-                os.environ, place, replica.environment, [*self._hosts, self._address, first_host]
-            )
-            argv = rank_argv(replica.command, sys.executable)
+            log = self._paths.rank_log(self._replica, attempt, rank)
             plans.append(
-                Plan(rank, local, argv, environment, self._paths.rank_log(self._replica, attempt, rank), cpus[local])
+                Plan(rank, local, argv, self._environment(attempt, local, first_host, port), log, cpus[local])
             )
         return plans
+
+    def _environment(self, attempt: int, local: int, first_host: str, port: int) -> dict[str, str]:
+        """The environment of one rank of an attempt; that of attempt 0 is the zygote's."""
+        replica = self._spec.replica
+        rank = self._index * replica.ranks_per_host + local
+        place = Place(
+            run=str(self._paths.root),
+            replica=self._replica,
+            replicas=self._spec.replicas,
+            min_replicas=self._spec.policy.min_replicas,
+            attempt=attempt,
+            rank=rank,
+            local_rank=local,
+            ranks=replica.ranks,
+            ranks_per_host=replica.ranks_per_host,
+            first_host=first_host,
+            port=port,
+            socket=self._socket.name,
+            lighthouse=self._lighthouse,
+            error_file=str(self._paths.error(self._replica, attempt, rank)),
+        )
+        return rank_environment(os.environ, place, replica.environment, [*self._hosts, first_host])
 
     async def _clear(self, attempt: int, grace: float) -> None:
         await self._ranks.clear(grace)

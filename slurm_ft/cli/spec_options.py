@@ -34,6 +34,8 @@ _OPTIONS = (
                  help=f"Repairs of a replica without Slurm, within {_DEFAULTS.in_place.seconds:.0f} s."),
     click.option("--restarts-by-step", type=int, default=_DEFAULTS.step.restarts, show_default=True,
                  help=f"Repairs by a new step on the same hosts, within {_DEFAULTS.step.seconds:.0f} s."),
+    click.option("--zygote/--no-zygote", default=True, show_default=True,
+                 help="Fork ranks from a process that has done their imports."),
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set in every rank; repeatable."),
     click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing."),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
@@ -55,7 +57,13 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
     )
     return RunSpec(
         name=options["name"] or default_name(command),
-        replica=ReplicaSpec(command, options["nodes_per_replica"], ranks_per_node, pairs(options["environment"])),
+        replica=ReplicaSpec(
+            command,
+            options["nodes_per_replica"],
+            ranks_per_node,
+            pairs(options["environment"]),
+            options["zygote"],
+        ),
         replicas=replicas,
         spares=options["spares"],
         cluster=cluster,

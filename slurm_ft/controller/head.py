@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from slurm_ft.agent.process import die_with_parent
 from slurm_ft.channel import make_keys
 from slurm_ft.controller import lighthouse
 from slurm_ft.controller.main import EXIT_CRASHED, SIGNALS
@@ -43,8 +43,6 @@ LIGHTHOUSE_WITHIN = 30.0
 LOCK_WITHIN = 1.0
 MOST_CRASHES = 5
 CRASH_WINDOW = 300.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -119,13 +117,6 @@ class Child:
         self.watched: Watched | None = None
 
     def start(self) -> None:
-        head = os.getpid()
-
-        def die_with_head() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != head:
-                os.kill(os.getpid(), signal.SIGTERM)
-
         with open(self._log, "ab") as log:
             # The lock goes with the children: it is held as long as one of them looks after the run.
             self._process = subprocess.Popen(
@@ -134,7 +125,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                preexec_fn=die_with_head,
+                preexec_fn=die_with_parent(os.getpid(), signal.SIGTERM),
                 pass_fds=(self._lock,),
             )
         self.watched = Watched(self._process.pid, self._process)

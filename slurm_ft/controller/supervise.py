@@ -425,7 +425,8 @@ def due(replica: Replica, policy: Policy) -> float:
     follows without progress in between."""
     if replica.streak <= 1 or replica.failure is None:
         return replica.since
-    return max(replica.since, replica.failure.t + min(policy.backoff * 2.0 ** (replica.streak - 2), policy.backoff_max))
+    doublings = min(replica.streak - 2, 60)  # more would overflow a float
+    return max(replica.since, replica.failure.t + min(policy.backoff * 2.0**doublings, policy.backoff_max))
 
 
 def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], dict[int, str]]:

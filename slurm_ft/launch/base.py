@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slurm_ft.agent.process import signal_name
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.hostlist import compress
 
@@ -121,6 +122,5 @@ def exit_words(code: int | None) -> str:
     if code is None:
         return "ended"
     if code < 0:
-        named = -code in iter(signal.Signals)  # real-time signals have no names
-        return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
+        return f"was killed by {signal_name(-code)}"
     return f"exited with code {code}"

@@ -28,6 +28,54 @@ MARKER = "devcluster.json"
 SOCKET_LIMIT = 107  # bytes of sun_path, without the closing zero
 PORTS = range(20000, 32000)  # below the range from which Linux takes ports for outgoing connections
 
+# Chosen so that a death is noticed within seconds and nothing waits without need.
+SLURM_CONF = """\
+ClusterName=devcluster
+SlurmctldHost={machine}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+# Only this machine can reach the daemons, and only who can read munge.key is believed.
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+AuthType=auth/munge
+CredType=cred/munge
+# A requeued job is held for as long as a credential lives: 120 s by default.
+AuthInfo=socket={folder}/munge.sock,cred_expire=20
+# Everything stays in the folder, and out of the system log.
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/%n.log
+SlurmctldSyslogDebug=quiet
+SlurmdSyslogDebug=quiet
+PlugStackConfig={folder}/plugstack.conf
+MailProg=/bin/true
+# Without a cgroup of its own a host's steps are followed by their place in the process tree.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+PropagateResourceLimits=NONE
+# More CPUs and memory than the machine has are taken at their word.
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+{gres_types}
+# A dead host is noticed SlurmdTimeout and two MessageTimeouts later, and is back as soon as its slurmd is.
+SlurmdTimeout={node_timeout}
+MessageTimeout={message_timeout}
+ReturnToService=2
+InactiveLimit=0
+KillWait={kill_wait}
+MinJobAge=300
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+{nodes}
+PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -168,55 +216,18 @@ def gres_conf(folder: Path, shape: Shape) -> str:
 
 
 def slurm_conf(folder: Path, shape: Shape, ports: list[int]) -> str:
-    """The configuration, chosen so that a death is noticed within seconds and nothing waits without need."""
     machine = socket.gethostname().split(".")[0]
-    user = _user_name()
-    return f"""\
-ClusterName=devcluster
-SlurmctldHost={machine}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser={user}
-SlurmdUser={user}
-# Only this machine can reach the daemons, and only who can read munge.key is believed.
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-AuthType=auth/munge
-CredType=cred/munge
-# A requeued job is held for as long as a credential lives: 120 s by default.
-AuthInfo=socket={folder}/munge.sock,cred_expire=20
-# Everything stays in the folder, and out of the system log.
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n.pid
-SlurmctldLogFile={folder}/log/slurmctld.log
-SlurmdLogFile={folder}/log/%n.log
-SlurmctldSyslogDebug=quiet
-SlurmdSyslogDebug=quiet
-PlugStackConfig={folder}/plugstack.conf
-MailProg=/bin/true
-# Without a cgroup of its own a host's steps are followed by their place in the process tree.
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-PropagateResourceLimits=NONE
-# More CPUs and memory than the machine has are taken at their word.
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU_Memory
-{"GresTypes=gpu" if shape.gpus else "# no GPUs"}
-# A dead host is noticed SlurmdTimeout and two MessageTimeouts later, and is back as soon as its slurmd is.
-SlurmdTimeout={shape.node_timeout}
-MessageTimeout={max(2, min(10, shape.node_timeout // 3))}
-ReturnToService=2
-InactiveLimit=0
-KillWait={shape.kill_wait}
-MinJobAge=300
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
-{_node_lines(shape, machine, ports[1:])}
-PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+    return SLURM_CONF.format(
+        folder=folder,
+        machine=machine,
+        user=_user_name(),
+        port=ports[0],
+        gres_types="GresTypes=gpu" if shape.gpus else "# no GPUs",
+        node_timeout=shape.node_timeout,
+        message_timeout=max(2, min(10, shape.node_timeout // 3)),
+        kill_wait=shape.kill_wait,
+        nodes=_node_lines(shape, machine, ports[1:]),
+    )
 
 
 def _node_lines(shape: Shape, machine: str, ports: list[int]) -> str:

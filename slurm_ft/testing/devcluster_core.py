@@ -28,6 +28,7 @@ from slurm_ft.errors import LaunchError, UsageError
 from slurm_ft.testing import devcluster_config as config
 from slurm_ft.testing import devcluster_processes as processes
 from slurm_ft.testing.devcluster_config import Shape
+from slurm_ft.testing.devcluster_init import ENDED
 from slurm_ft.testing.devcluster_processes import HOST, MARK, WATCHER, Process
 
 START_SECONDS = 60.0
@@ -158,7 +159,7 @@ class DevCluster:
         """Start a daemon below an init of its own, as nobody's child. `name` is a host, or the daemon's own."""
         environment = outside_slurm() | {MARK: str(self.folder), HOST: name, "SLURM_CONF": str(self._conf)}
         init = [sys.executable, "-I", "-S", str(INIT)]
-        with open(self.folder / "log" / f"{name}.out", "ab") as out:
+        with open(self.folder / "log" / f"{name}.out", "wb") as out:
             _detach([*init, *command], environment, out, cwd=self.folder)
 
     def _spawn_slurmd(self, host: str) -> None:
@@ -268,21 +269,19 @@ class DevCluster:
 
     def _await(self, ready: Callable[[], bool], deadline: float, *needed: str) -> None:
         """Wait for `ready`. `needed` names daemons or hosts whose end, or silence, is the reason if it never is."""
-        missed = 0
         while not ready():
-            alive = {process.host for process in self.processes() if process.role != "job"}
-            gone = [name for name in needed if name not in alive]
-            # In the middle of its exec a process shows no environment, so one look is no proof.
-            missed = missed + 1 if gone else 0
-            if missed > 3:
+            if gone := [name for name in needed if ENDED in self._log(name)]:
                 self._explain(f"{gone[0]} ended while the devcluster was starting", gone[0])
             if time.monotonic() > deadline:
                 self._explain(f"{needed[0]} was not ready within {START_SECONDS:.0f} s", needed[0])
             time.sleep(0.03)
 
+    def _log(self, name: str) -> str:
+        return (self.folder / "log" / f"{name}.out").read_text(errors="replace")
+
     def _explain(self, sentence: str, daemon: str) -> None:
         """Raise, with the last words of the daemon."""
-        lines = (self.folder / "log" / f"{daemon}.out").read_text(errors="replace").splitlines()
+        lines = self._log(daemon).splitlines()
         tail = "\n".join(f"  {line}" for line in lines[-8:])
         taken = any("Address already in use" in line for line in lines)
         kind = PortTaken if taken else LaunchError

@@ -4,6 +4,8 @@ A process whose parent has ended gets the nearest "subreaper" above it for a par
 does on a pretended host (fork twice, clear its environment, start a session) stays below the host's init, can be
 found there, and is reaped when it ends, also in a container whose own init reaps nothing.
 
+The end of the daemon does not end the host: its jobs live on. It is written to the log, where `up` looks for it.
+
 Run as a plain script and with nothing imported from slurm_ft: it starts in a few milliseconds and stays small.
 """
 
@@ -15,6 +17,7 @@ import subprocess
 import sys
 
 PR_SET_CHILD_SUBREAPER = 36
+ENDED = "devcluster: the daemon has ended with exit code "
 
 
 def main(command: list[str]) -> None:
@@ -27,8 +30,10 @@ def main(command: list[str]) -> None:
     os.close(0)
     with contextlib.suppress(ChildProcessError):
         while True:
-            os.wait()
-    daemon.returncode = 0  # reaped above; subprocess need not look for it
+            pid, status = os.wait()
+            if pid == daemon.pid:
+                daemon.returncode = os.waitstatus_to_exitcode(status)
+                print(f"{ENDED}{daemon.returncode}", flush=True)
 
 
 if __name__ == "__main__":

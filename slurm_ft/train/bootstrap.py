@@ -42,6 +42,10 @@ def _load(name: str, file: str) -> ModuleType:
     return module
 
 
+OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
+"""Files whose frames stand above the program's own in a traceback, and are cut from it."""
+
+
 class _TorchftHandler(logging.Handler):
     """Sends torchft's structured records to the agent. Field names are those of torchft 0.2.0."""
 
@@ -78,6 +82,7 @@ class _StoreServer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     nothing. It lives in this process and is gone with it; each attempt has a port of its own."""
 
     MODULE = "torch.distributed"
+    store: Any = None
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.MODULE:
@@ -93,21 +98,30 @@ class _StoreServer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        self.serve(module)
+
+    def serve(self, module: ModuleType) -> None:
         if module.is_available():
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            self._store = module.TCPStore(address, port, is_master=True, wait_for_workers=False)
+            # Kept by the class: the store serves as long as this process lives.
+            _StoreServer.store = module.TCPStore(address, port, is_master=True, wait_for_workers=False)
 
 
 def _serve_store() -> None:
     """Have the replica's store served, and its ranks use it, by the switch that torchrun sets for that."""
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    if os.environ["RANK"] == "0":
+    if os.environ["RANK"] != "0":
+        return
+    imported = sys.modules.get(_StoreServer.MODULE)
+    if imported is not None:  # by the zygote
+        _StoreServer().serve(imported)
+    else:
         sys.meta_path.insert(0, _StoreServer())
 
 
 def _own_frames_cut(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames of this file and of runpy, as the user's program would show it."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+    while trace is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
         trace = trace.tb_next
     return trace
 
@@ -132,22 +146,27 @@ def _excepthook(kind: type[BaseException], value: BaseException, trace: Tracebac
         _leave_error_file(value, text)
 
 
+def program_folder(arguments: list[str]) -> str:
+    """What `sys.path[0]` is for this program: the folder that it may import its own modules from."""
+    if arguments[0] == "-m":
+        return os.getcwd()
+    return "" if arguments[0] == "-c" else os.path.dirname(os.path.realpath(arguments[0]))
+
+
 def _run(arguments: list[str]) -> None:
     first = arguments[0]
+    sys.path[0] = program_folder(arguments)
     if first == "-m":
         sys.argv = arguments[1:]
-        sys.path[0] = os.getcwd()
         runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]
         return
     main = sys.modules["__main__"].__dict__
     names = {"__name__": "__main__", "__builtins__": __builtins__, "__doc__": None, "__package__": None}
     if first == "-c":
         sys.argv = ["-c", *arguments[2:]]
-        sys.path[0] = ""
         code = compile(arguments[1], "<string>", "exec")
     else:
         sys.argv = arguments
-        sys.path[0] = os.path.dirname(os.path.realpath(first))
         with open(first, "rb") as file:
             code = compile(file.read(), first, "exec")
         names["__file__"] = first
@@ -159,7 +178,8 @@ def _run(arguments: list[str]) -> None:
 def main() -> None:
     faulthandler.enable()
     # Under its full name: a program that imports it gets the same module, and the rank has one channel.
-    channel = _load("slurm_ft.train.progress", "progress.py").channel()
+    name = "slurm_ft.train.progress"
+    channel = (sys.modules.get(name) or _load(name, "progress.py")).channel()
     if channel is not None:
         _observe_torchft(channel)
         _serve_store()

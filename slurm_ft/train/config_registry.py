@@ -1,7 +1,8 @@
 """torchtitan configs of slurm-ft; torchtitan finds them by `--module slurm_ft.train --config NAME`.
 
 Each function returns a config that trains on a CPU and on a GPU, needs no network and joins the run that the
-environment speaks of. `slurm_ft.train.titan` is the command with short options for them.
+environment speaks of. `slurm_ft.train.titan` is the command with short options for them; without a GPU it is
+the only way, since `python -m torchtitan.train` has chosen its device before it reads a config.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(replica=NUMBERS, index=st.integers(0, 1))
     def an_agent_reports(self, replica: int, index: int) -> None:
         if replica in self.world.steps and index not in self.world.joined[replica] and not self.over():
-            if index == 0 or 0 in self.world.joined[replica]:
-                self.world.join(replica, index) if index else self.world.join(replica, 0)
+            self.world.join(replica, index)
 
     @rule(replica=NUMBERS)
     def it_trains(self, replica: int) -> None:

@@ -34,6 +34,8 @@ import torchft
 import torchft.manager
 from torchft.checkpointing import HTTPTransport
 
+from slurm_ft.train.progress import report_phase
+
 FRESH_SECONDS = 0.8  # heartbeats come every 0.1 s; a rank forked anew is back after about a second
 
 
@@ -126,6 +128,8 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         arrived = self._pending_state_dict is not None
         super()._apply_pending_state_dict()
         self.heals += arrived
+        if arrived:
+            report_phase("healed")
 
 
 class DistributedDataParallel(torchft.DistributedDataParallel):  # type: ignore[misc]

@@ -87,14 +87,20 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def report(
-    step: int, loss: float | None = None, tokens: int | None = None, phase: str | None = None
-) -> None:
+def report(step: int, loss: float | None = None, tokens: int | None = None, phase: str | None = None) -> None:
     """Report progress: the training step, its loss, the tokens this replica has trained on so far.
 
-    `phase` is a word of the script's own choosing; `imported`, `joined`, `healed` and `train` are known to
-    the report's time line. Cheap, never raises, and does nothing outside a slurm-ft rank.
+    What is left out stays as it was reported last. Call it when a step begins as well if it is to be known
+    which step a commit belongs to. Cheap, never raises, and does nothing outside a slurm-ft rank.
     """
     here = channel()
     if here is not None:
         here.send("progress", step=step, loss=loss, tokens=tokens, phase=phase)
+
+
+def report_phase(phase: str) -> None:
+    """Report a phase by itself. A word of the script's own choosing; `imported`, `joined`, `healed` and
+    `train` are known to the report's time line."""
+    here = channel()
+    if here is not None:
+        here.send("progress", phase=phase)

@@ -167,13 +167,13 @@ def run(options: dict[str, Any], rest: tuple[str, ...]) -> None:
     from torchtitan.tools.logging import init_logger, logger
 
     from slurm_ft.train import titan_ft
-    from slurm_ft.train.progress import report
+    from slurm_ft.train.progress import report_phase
 
     warnings.filterwarnings("ignore", message="DTensor random operators may not have complete support")
     init_logger()
     for handler in logger.handlers:
         handler.addFilter(_ShortLog())
-    report(0, phase="imported")
+    report_phase("imported")
     place = titan_ft.Place.of(os.environ)
     config = build_config(options, rest)
     # Ranks of one replica must agree on it, and do so when they have met: Trainer.train.

@@ -62,7 +62,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 from slurm_ft import env
 from slurm_ft.errors import UsageError
 from slurm_ft.train import ft
-from slurm_ft.train.progress import report
+from slurm_ft.train.progress import report, report_phase
 
 logger = logging.getLogger(__name__)
 
@@ -483,7 +483,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
     def init_distributed(self) -> Any:
         dimensions = super().init_distributed()
         dist_utils.set_spmd_backend(self.config.parallelism.spmd_backend)
-        report(0, phase="joined")
+        report_phase("joined")
         return dimensions
 
     def _log_and_remember(self, step: int, global_avg_loss: float, *rest: Any, **named: Any) -> None:
@@ -623,12 +623,13 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         if isinstance(self.dataloader, TextLoader):
             self.dataloader.seek((self.step - 1) * self.gradient_accumulation_steps)
         self._logged = None
+        report(self.step)  # a commit that comes in this step is of this step
         super().train_step(data_iterator)
         self._try_again()
         heals = self._heals()
         healed, self._heals_seen = heals > self._heals_seen, heals
-        loss, phase = (None, "healed") if healed else (self._logged, "train")
-        report(self.step, loss, self._tokens(), phase)
+        # After healing the step is the donor's, and the loss was still that of our own weights.
+        report(self.step, None if healed else self._logged, self._tokens(), "train")
 
     def _tokens(self) -> int:
         """Tokens trained by this replica, all its data-parallel ranks together."""

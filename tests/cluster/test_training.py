@@ -18,7 +18,9 @@ from tests.cluster.conftest import wait_until
 
 PROGRAMS = Path(__file__).with_name("programs")
 SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
-UNDISTURBED_LOSS_TOLERANCE = 0.35
+STEPS = "120"
+LOSS_TOLERANCE = 0.1
+"""As a share of the undisturbed loss. Measured here: 0.3 % with 4 replicas and 3.4 % with 2, one kill each."""
 
 
 class Job:
@@ -142,7 +144,7 @@ def test_a_run_whose_replicas_all_end_well_exits_with_0(submit) -> None:
 def test_titan_survives_the_kill_of_a_rank_and_of_an_agent_in_one_job_while_its_peers_commit(submit) -> None:
     """The issue's main claim, and a loss close to that of the undisturbed run with the same seed."""
     titan = ("--replicas", "3", "--min-replicas", "2", "--", "titan", "--seed", "1", "--steps")
-    job = submit(*titan, "120")
+    job = submit(*titan, STEPS)
     job.until(Kind.COMMIT, 2)
     job.kill_rank(2)
     killed = job.until(Kind.RANK_FAILED, 2)
@@ -163,14 +165,14 @@ def test_titan_survives_the_kill_of_a_rank_and_of_an_agent_in_one_job_while_its_
     report = job.slurm_ft("report", str(job.run))
     assert "incidents: 2" in report and "survivors lost 0 steps" in report
 
-    undisturbed = submit(*titan, "120", folder="undisturbed")
+    undisturbed = submit(*titan, STEPS, folder="undisturbed")
     undisturbed.finish(0)
-    assert abs(_last_loss(job) - _last_loss(undisturbed)) < UNDISTURBED_LOSS_TOLERANCE
+    assert _last_loss(job) == pytest.approx(_last_loss(undisturbed), rel=LOSS_TOLERANCE)
 
 
 def _last_loss(job: Job) -> float:
-    """The mean of the replicas' last losses."""
-    losses = [job.events(Kind.PROGRESS, replica)[-1].data["loss"] for replica in range(3)]
+    """The mean of the losses that the replicas which were never away, or long back, reported last."""
+    losses = [job.events(Kind.PROGRESS, replica)[-1].data["loss"] for replica in (0, 2)]
     return sum(losses) / len(losses)
 
 
@@ -218,6 +220,16 @@ def test_scancel_ends_a_run_in_order_and_leaves_nothing(submit) -> None:
     subprocess.run(["scancel", next(iter(_job_ids(job)))], env=job.environ, check=True, timeout=30)
     job.finish(143)
     assert job.events(Kind.STOP_REQUESTED)
+
+
+def test_each_replica_has_all_the_gpus_and_cpus_of_its_host(submit) -> None:
+    """RW-22: CPUs per task are not inherited; and no GPU comes twice."""
+    show = "import os; print(os.environ['ROCR_VISIBLE_DEVICES'], os.environ['SLURM_CPUS_PER_TASK'], flush=True)"
+    job = submit("--replicas", "2", "--gpus-per-node", "4", "--ranks-per-node", "2", "--cpus-per-node", "4",
+                 "--", "python", "-c", show)  # fmt: skip
+    job.finish(0)
+    logs = sorted(job.run.glob("replicas/*/attempt_1/*.log"))
+    assert [log.read_text().strip() for log in logs] == ["0,1,2,3 4"] * 4
 
 
 def test_more_replicas_than_nodes_is_one_clear_sentence(submit) -> None:

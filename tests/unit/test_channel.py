@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 import zmq
-import zmq.asyncio
 import zmq.auth
 
 from slurm_ft import channel
@@ -111,40 +110,40 @@ def test_each_peer_gets_its_own_messages_and_one_that_is_gone_is_no_error(paths:
     run(story)
 
 
-async def _strange(paths: RunPaths, endpoint: str, kind: str) -> tuple[zmq.asyncio.Context, zmq.asyncio.Socket]:
-    """A client that does not hold the agents' key."""
-    context = zmq.asyncio.Context()
-    dealer = context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.LINGER, 0)
-    if kind != "no key at all":
-        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
-        dealer.curve_serverkey = zmq.auth.load_certificate(paths.secret / "controller.key")[0]
-    if kind == "the controller's public key alone":
-        dealer.curve_publickey = zmq.auth.load_certificate(paths.secret / "agent.key")[0]
-    dealer.connect(endpoint)
-    await dealer.send(b'{"v": 1, "type": "intruder"}')
-    return context, dealer
+@contextmanager
+def stranger(paths: RunPaths, endpoint: str, kind: str) -> Iterator[zmq.Socket[bytes]]:
+    """A client that does not hold the agents' key; gives what watches its handshake."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        if kind != "no key at all":
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+            dealer.curve_serverkey = zmq.auth.load_certificate(paths.secret / "controller.key")[0]
+        if kind == "the agents' public key alone":
+            dealer.curve_publickey = zmq.auth.load_certificate(paths.secret / "agent.key")[0]
+        refused = (
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
+        )  # fmt: skip
+        with dealer.get_monitor_socket(refused) as refusals:
+            dealer.connect(endpoint)
+            dealer.send(b'{"v": 1, "type": "intruder"}')
+            yield refusals
+            dealer.disable_monitor()
 
 
-@pytest.mark.parametrize("kind", ["no key at all", "a key of its own", "the controller's public key alone"])
+@pytest.mark.parametrize("kind", ["no key at all", "a key of its own", "the agents' public key alone"])
 def test_who_does_not_hold_the_agents_secret_key_is_refused_and_nothing_is_heard_of_it(
     paths: RunPaths, kind: str
 ) -> None:
     async def story() -> None:
         async with serving(paths) as (server, heard), dialling(paths) as (client, answers):
-            context, dealer = await _strange(paths, server.endpoint, kind)
-            refusals = dealer.get_monitor_socket(
-                zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-                | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
-            )  # fmt: skip
-            assert await refusals.poll(10_000)
-            client.send({"type": "hello"})  # the run's own agents are served all the same
-            await until(lambda: heard)
-            assert types(heard) == ["hello"]
-            server.send(b"0.0", {"type": "alive"})
-            await until(lambda: answers)
-            dealer.disable_monitor()
-            context.destroy(linger=0)
+            with stranger(paths, server.endpoint, kind) as refusals:
+                await until(lambda: refusals.poll(0))
+                client.send({"type": "hello"})  # the run's own agents are served all the same
+                await until(lambda: heard)
+                assert types(heard) == ["hello"]
+                server.send(b"0.0", {"type": "alive"})
+                await until(lambda: answers)
 
     run(story)
 

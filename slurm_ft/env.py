@@ -16,6 +16,7 @@ STEP = "SLURM_FT_STEP"
 MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
 RUNS = "SLURM_FT_RUNS"
 ADDRESS = "SLURM_FT_ADDRESS"
+DEVCLUSTER = "SLURM_FT_DEVCLUSTER"
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
@@ -49,5 +50,6 @@ VARIABLES = (
     Variable(NUM_REPLICA_GROUPS, "agent", "the number of replicas; a value of the user's own wins"),
     Variable(ERROR_FILE, "agent", "where a rank leaves its traceback (torch elastic's error file)"),
     Variable(RUNS, "user", "the folder that holds run folders; `runs` by default"),
+    Variable(DEVCLUSTER, "user", "the folder of the devcluster (python -m slurm_ft.testing.devcluster)"),
     Variable(ADDRESS, "user", "the address on which the head listens; Slurm's NodeAddr by default"),
 )

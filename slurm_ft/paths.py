@@ -1,16 +1,16 @@
 """The run folder: every file name of a run has its owner here.
 
-    run.json                    the spec; written once
-    events.jsonl                what happened; append only; the controller is its only writer
-    state.json                  a snapshot for readers; replaced at most once a second
-    lock                        held (flock) by the head as long as the run is looked after
-    controller.log, head.log    words of our own processes
-    secret/                     0700: the run's CURVE keys and the address of the controller
-    control/                    requests of `inject` and `stop`: one small file each
-    stop                        touch it and the run stops in order
-    errors/<r>-<attempt>-<rank>.json           a rank's traceback (torch elastic's protocol)
-    replicas/<r>/attempt_<n>/<rank>.log        a rank's output
-    replicas/<r>/step_<n>.log                  the words of the step itself (srun, agent)
+run.json                    the spec; written once
+events.jsonl                what happened; append only; the controller is its only writer
+state.json                  a snapshot for readers; replaced at most once a second
+lock                        held (flock) by the head as long as the run is looked after
+controller.log, head.log    words of our own processes
+secret/                     0700: the run's CURVE keys and the address of the controller
+control/                    requests of `inject` and `stop`: one small file each
+stop                        touch it and the run stops in order
+errors/<r>-<attempt>-<rank>.json           a rank's traceback (torch elastic's protocol)
+replicas/<r>/attempt_<n>/<rank>.log        a rank's output
+replicas/<r>/step_<n>.log                  the words of the step itself (srun, agent)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From the command a user gave to the argv of a rank. Pure.
 
-    titan ARGS            our torchtitan adapter: `python -m slurm_ft.train.titan ARGS`
-    python ... x.py       the same Python, with our bootstrap in front of the program
-    anything else         as it is; it is supervised, but nothing inside it is observed
+titan ARGS            our torchtitan adapter: `python -m slurm_ft.train.titan ARGS`
+python ... x.py       the same Python, with our bootstrap in front of the program
+anything else         as it is; it is supervised, but nothing inside it is observed
 """
 
 from __future__ import annotations

@@ -105,6 +105,7 @@ class Agent:
         self._forwarder = Forwarder(self._paths.lighthouse)
         self._lighthouse = ""
         self._attempt = 0
+        self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
         self._ends: dict[int, Message] = {}  # told again to a controller that was started again
         self._observed = Observed(0, self._client.send)
         self._heard = time.monotonic()
@@ -186,6 +187,7 @@ class Agent:
             "age": time.monotonic() - end.at,
             "log": str(log),
             "traceback": traceback or tail(log),
+            **({"injected": True} if end.rank in self._injected else {}),
         }
 
     def _packet(self, rank: int, packet: dict[str, Any]) -> None:
@@ -226,6 +228,8 @@ class Agent:
             self._do(self._leave(float(message["grace"]), 0))
         elif kind == "inject":
             error = self._inject(int(message["rank"]), str(message["kind"]))
+            if not error:
+                self._injected.add(int(message["rank"]))
             self._client.send({"type": "injected", "id": message["id"], "error": error, **_named(message)})
         elif kind == "who":
             self._hello()
@@ -236,6 +240,7 @@ class Agent:
             return
         self._attempt = attempt
         self._ends.clear()
+        self._injected.clear()
         self._observed = Observed(attempt, self._client.send)
         self._ranks.start(self._plans(attempt, str(message["first_host"]), int(message["port"])))
 
@@ -258,9 +263,7 @@ class Agent:
         for local in range(replica.ranks_per_host):
             rank = self._index * replica.ranks_per_host + local
             log = self._paths.rank_log(self._replica, attempt, rank)
-            plans.append(
-                Plan(rank, local, argv, self._environment(attempt, local, first_host, port), log, cpus[local])
-            )
+            plans.append(Plan(rank, local, argv, self._environment(attempt, local, first_host, port), log, cpus[local]))
         return plans
 
     def _environment(self, attempt: int, local: int, first_host: str, port: int) -> dict[str, str]:

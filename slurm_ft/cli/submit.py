@@ -28,8 +28,13 @@ DETACHED = "left the run to itself"
 
 
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--cluster", type=click.Choice(["auto", "slurm", "local"]), default="auto", show_default=True,
-              help="auto is Slurm where sbatch is found.")
+@click.option(
+    "--cluster",
+    type=click.Choice(["auto", "slurm", "local"]),
+    default="auto",
+    show_default=True,
+    help="auto is Slurm where sbatch is found.",
+)
 @spec_options
 @click.option("--time", "time_limit", help="The job's time limit, as sbatch takes it.")
 @click.option("--partition", "-p", help="Slurm's partition.")
@@ -38,8 +43,13 @@ DETACHED = "left the run to itself"
 @click.option("--gpus-per-node", type=int, help="GPUs on each host.")
 @click.option("--cpus-per-node", type=int, help="CPUs on each host.")
 @click.option("--mem", help="Memory on each host, as sbatch takes it.")
-@click.option("--sbatch-arg", "sbatch_args", multiple=True, metavar="--OPTION=VALUE",
-              help="Any other option of sbatch's; repeatable.")
+@click.option(
+    "--sbatch-arg",
+    "sbatch_args",
+    multiple=True,
+    metavar="--OPTION=VALUE",
+    help="Any other option of sbatch's; repeatable.",
+)
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job first; repeatable.")
 @click.option("--local-run-dir", is_flag=True, help="The run folder is shared although its place looks local.")
 @click.option("--no-wait", is_flag=True, help="Return when it is submitted.")
@@ -50,7 +60,7 @@ def command(**options: Any) -> None:
     Without --no-wait the exit code is the run's. Ctrl-C asks on a terminal whether to leave the run alone
     or to stop it; elsewhere it leaves it alone.
     """
-    cluster = _cluster(options["cluster"])
+    cluster = _cluster(options["cluster"], options["dry_run"])
     ranks = options["ranks_per_node"] or options["gpus_per_node"] or 1
     spec = make_spec(options, cluster, options["replicas"] or 1, ranks)
     submit = _submit_local if cluster == "local" else _submit_slurm
@@ -67,15 +77,14 @@ def command(**options: Any) -> None:
         sys.exit(_wait(paths, job_id, cluster))
 
 
-def _cluster(choice: str) -> str:
-    if choice == "auto":
-        if shutil.which("sbatch"):
-            return "slurm"
-        raise UsageError("there is no Slurm here (no sbatch on the PATH)",
-                         "load your site's Slurm module, or run on this machine with `--cluster local`")  # fmt: skip
-    if choice == "slurm" and not shutil.which("sbatch"):
-        raise UsageError("there is no Slurm here (no sbatch on the PATH)", "load your site's Slurm module")
-    return choice
+def _cluster(choice: str, dry_run: bool) -> str:
+    """Where to run. A dry run needs no Slurm."""
+    if choice == "local" or dry_run or shutil.which("sbatch"):
+        return "local" if choice == "local" else "slurm"
+    raise UsageError(
+        "there is no Slurm here (no sbatch on the PATH)",
+        "load your site's Slurm module, or run on this machine with `--cluster local`",
+    )
 
 
 def _submit_local(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths] | None:

@@ -265,7 +265,8 @@ class Controller:
         if not message.get("step"):  # a phase before the first step is no progress yet
             return
         self._book.progress(peer.replica, message)
-        self._get_on(peer.replica, message["attempt"])
+        if not self.supervisor.state.collective:  # there a step counts once it is committed
+            self._get_on(peer.replica, message["attempt"])
         self._sample(peer.replica)
 
     def _news(self, peer: Peer, message: Message) -> None:

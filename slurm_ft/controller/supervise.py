@@ -568,7 +568,8 @@ def _verdict(state: RunState, policy: Policy) -> EndRun:
     """The exit code of a run whose replicas are all in a final state."""
     done = [r for r in state.replicas if r.state is State.DONE]
     failed = [r for r in state.replicas if r.state is State.FAILED]
-    if len(done) >= policy.min_replicas or (done and not failed and not state.stop):
+    # In a torchft run the replicas train one model: when one has finished, the training is finished.
+    if len(done) >= policy.min_replicas or (done and (state.collective or not (failed or state.stop))):
         return EndRun(EXIT_DONE, f"{len(done)} of {len(state.replicas)} replicas finished")
     if state.stop:
         return EndRun(state.stop_code, state.stop)

@@ -223,7 +223,8 @@ def _commits(incident: Incident) -> bool:
 def _goodput_line(report: Report) -> str:
     percent = report.goodput.percent
     parts = ["goodput: not measured" if percent is None else f"goodput: {percent:.1f} %"]
-    parts.append(f"tokens {report.tokens}")
+    if report.tokens:
+        parts.append(f"tokens {report.tokens}")
     if report.steps is not None:
         unit = "" if report.steps.unit == "training" else f" ({report.steps.unit}'s)"
         parts.append(f"committed steps {report.steps.committed}/{report.steps.tried}{unit}")

@@ -1,6 +1,6 @@
 """Local runs: the head in the background, in a session of its own, so that it outlives the terminal.
 
-    python -m slurm_ft.submit.local_run RUN-DIR JOB-ID
+python -m slurm_ft.submit.local_run RUN-DIR JOB-ID
 """
 
 from __future__ import annotations

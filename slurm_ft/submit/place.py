@@ -70,5 +70,3 @@ def _node_address(host: str, surroundings: Mapping[str, str]) -> str | None:
         return None
     found = re.search(r"\bNodeAddr=(\S+)", out)
     return found.group(1) if found else None
-
-

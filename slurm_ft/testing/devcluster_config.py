@@ -19,6 +19,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_ft import env
 from slurm_ft.errors import LaunchError, UsageError
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "setsid")
@@ -102,7 +103,7 @@ class Shape:
 
 def default_folder() -> Path:
     """SLURM_FT_DEVCLUSTER, else a folder of this user alone."""
-    if chosen := os.environ.get("SLURM_FT_DEVCLUSTER"):
+    if chosen := os.environ.get(env.DEVCLUSTER):
         return Path(chosen)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK):

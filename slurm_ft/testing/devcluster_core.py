@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from slurm_ft import env
 from slurm_ft.errors import LaunchError, UsageError
 from slurm_ft.testing import devcluster_config as config
 from slurm_ft.testing import devcluster_processes as processes
@@ -95,7 +96,7 @@ class DevCluster:
     @property
     def settings(self) -> dict[str, str]:
         """The variables that lead Slurm's commands, and ours, to this cluster."""
-        return {"SLURM_CONF": str(self._conf), "SLURM_FT_DEVCLUSTER": str(self.folder)}
+        return {"SLURM_CONF": str(self._conf), env.DEVCLUSTER: str(self.folder)}
 
     @property
     def environ(self) -> dict[str, str]:
@@ -313,7 +314,7 @@ def resolve(folder: str | os.PathLike[str] | None) -> Path:
 
 def outside_slurm() -> dict[str, str]:
     """This process's environment without the traces of a Slurm job or of another devcluster around it."""
-    ours = (MARK, HOST, "SLURMD_NODENAME", "SLURM_FT_DEVCLUSTER")
+    ours = (MARK, HOST, "SLURMD_NODENAME", env.DEVCLUSTER)
     return {
         key: value
         for key, value in os.environ.items()

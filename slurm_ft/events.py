@@ -35,6 +35,7 @@ class Kind(StrEnum):
     AGENT_LOST = "agent_lost"
     STEP_ENDING = "step_ending"
     STEP_EXITED = "step_exited"
+    HOST_REPLACED = "host_replaced"
 
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"

@@ -83,7 +83,7 @@ class Policy:
     launch_timeout: float = 120.0
     kill_grace: float = 5.0
     stop_grace: float = 30.0
-    agent_timeout: float = 15.0
+    agent_timeout: float = 10.0
     finish_grace: float = 60.0
     orphan_timeout: float = 120.0
     lighthouse: Lighthouse = Lighthouse()

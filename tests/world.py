@@ -26,6 +26,7 @@ class World:
         ranks: int = 1,
         policy: Policy | None = None,
         launcher_works: bool = True,
+        spares: int = 0,
     ) -> None:
         self.policy = policy or Policy()
         self.now = 1000.0
@@ -40,7 +41,8 @@ class World:
         self._pids = count(100)
         self.supervisor = Supervisor(self.policy, self, self.recorded.append, lambda: self.now)
         names = [[f"node{r * hosts + h}" for h in range(hosts)] for r in range(replicas)]
-        self.supervisor.take(Kind.RUN_STARTED, session="s", replicas=names, ranks_per_host=ranks)
+        spare_names = [f"spare{number}" for number in range(spares)]
+        self.supervisor.take(Kind.RUN_STARTED, session="s", replicas=names, spares=spare_names, ranks_per_host=ranks)
         self.supervisor.act()
 
     # --- Effects -------------------------------------------------------------------------------------------
@@ -50,7 +52,8 @@ class World:
         if not self.launcher_works:
             self.effects.append(f"launch {replica.id}.{step} fails")
             raise LaunchError("no such node")
-        self.effects.append(f"launch {replica.id}.{step}")
+        spares = [host for host in replica.hosts if host.startswith("spare")]
+        self.effects.append(f"launch {replica.id}.{step}" + "".join(f" with {host}" for host in spares))
         self.steps[replica.id] = step
         self.joined[replica.id] = set()
         self.asked.pop(replica.id, None)
@@ -130,7 +133,16 @@ class World:
 
     def silent(self, replica: int, index: int = 0) -> None:
         """An agent is not heard of any more. Its ranks may well go on."""
-        self.take(Kind.AGENT_LOST, replica, step=self.steps[replica], index=index, what="the agent is silent", age=15.0)
+        host = self.replica(replica).hosts[index]
+        self.take(
+            Kind.AGENT_LOST,
+            replica,
+            step=self.steps[replica],
+            index=index,
+            host=host,
+            what="the agent is silent",
+            age=15.0,
+        )
 
     def exit(self, replica: int, what: str = "the step exited with code 137") -> None:
         """The step is gone, and with it all its processes."""

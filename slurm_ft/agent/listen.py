@@ -51,10 +51,11 @@ class RankSocket:
             return
         except (OSError, ValueError):
             packet = None
-        if not isinstance(packet, dict):
+        hello = isinstance(packet, dict) and packet.get("type") == "hello"
+        if not isinstance(packet, dict) or (hello and not isinstance(packet.get("rank"), int)):
             self._drop(connection, who["rank"])
-        elif packet.get("type") == "hello":
-            who["rank"] = int(packet["rank"])
+        elif hello:
+            who["rank"] = packet["rank"]
             self._connections[who["rank"]] = connection
         else:
             self._on_packet(who["rank"], packet)
@@ -106,15 +107,18 @@ class Forwarder:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        ends = [writer]
         try:
             target = urlsplit(self._address_file.read_text().strip())
             far_reader, far_writer = await asyncio.open_connection(target.hostname, target.port)
+            ends.append(far_writer)
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         except (OSError, ValueError, asyncio.CancelledError):
             pass  # the rank sees a closed connection and dials again
         finally:
             self._tasks.discard(task)
-            writer.close()
+            for end in ends:
+                end.close()
 
     async def close(self) -> None:
         if self._server is not None:

@@ -146,7 +146,7 @@ def main() -> None:
     agent.set_inheritable(False)
     bootstrap = _load("_slurm_ft_bootstrap", bootstrap_path)
     bootstrap.OWN_FILES.add(__file__)
-    sys.path[0] = bootstrap.program_folder(program)
+    bootstrap.enter_folder(program)
     _preload(modules.split(","))
     request = _Zygote(agent).serve()
     if request is not None:

@@ -397,14 +397,15 @@ class Controller:
         self._do(self._escalate(replica, grace))
 
     async def _escalate(self, replica: Replica, grace: float) -> None:
-        """End a step: by its agents, then by TERM, then by KILL."""
+        """End a step: by its agents, then by TERM, then by KILL; at once by KILL when no agent answers."""
         handle = self._steps[replica.id]
-        if self._tell(replica, {"type": "shutdown", "grace": grace}) and await self._gone(replica, grace):
-            return
-        await handle.terminate()
-        if not await self._gone(replica, 0.0):
-            log.warning("step %d of replica %d does not end: KILL", replica.step, replica.id)
-            await handle.kill()
+        if self._tell(replica, {"type": "shutdown", "grace": grace}):
+            if await self._gone(replica, grace):
+                return
+            await handle.terminate()
+            if await self._gone(replica, 0.0):
+                return
+        await handle.kill()
 
     async def _gone(self, replica: Replica, grace: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -429,11 +430,12 @@ class Controller:
 
     def _state(self) -> dict[str, Any]:
         state, facts = self.supervisor.state, self._facts
-        names = ("session", "name", "job_id", "cluster", "head_host", "started", "spares", "min_replicas")
+        names = ("session", "name", "job_id", "cluster", "head_host", "started", "min_replicas")
         return {
             "schema": 1,
             "t": self._clock(),
             **{name: facts.get(name) for name in names},
+            "spares": list(state.spares),
             "ended": state.ended,
             "stop": state.stop,
             "replicas": [self._row(replica) for replica in state.replicas],

@@ -25,13 +25,13 @@ A replica is in one of these states:
 
 `TRANSITIONS` is the whole table: state x event -> next state. A pair that is not in it is late news and
 changes nothing. Repairs climb a ladder: in place (READY again, no Slurm call), then by step (PENDING again,
-on the same hosts), each with a budget; then the replica is given up, and the run goes on while
-`min_replicas` are left.
+on the same hosts), each with a budget; then on a spare in the place of the bad host, as long as there are
+spares; then the replica is given up, and the run goes on while `min_replicas` are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
@@ -66,6 +66,7 @@ STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING}
 
 IN_PLACE = "in place"
 BY_STEP = "by step"
+SPARE = "spare"
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Replica:
     `attempt` counts the starts of its ranks and `step` those of its step, both from 1, 0 before the first.
     `agents` maps the index of each reported host to the port it offers for the next attempt.
     `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
+    `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
     """
 
     id: int
@@ -110,6 +112,7 @@ class Replica:
     first_failure: Failure | None = None
     ever_joined: bool = False
     committed: bool = False
+    suspects: tuple[str, ...] = ()
     why: str = ""
 
     @property
@@ -135,6 +138,7 @@ class RunState:
     collective: bool = False
     first_done: float | None = None
     ended: int | None = None
+    spares: tuple[str, ...] = ()
 
     def with_replica(self, replica: Replica) -> RunState:
         return replace(self, replicas=tuple(replica if replica.id == r.id else r for r in self.replicas))
@@ -144,7 +148,9 @@ class RunState:
 
 
 def _step_launched(r: Replica, e: Event) -> Replica:
-    repair = ((e.t, BY_STEP),) if r.failure else ()
+    last = r.restarts[-1] if r.restarts else None
+    new_host = last is not None and last[1] == SPARE and r.failure is not None and last[0] > r.failure.t
+    repair = ((e.t, BY_STEP),) if r.failure and not new_host else ()
     return r.to(
         State.LAUNCHING,
         e.t,
@@ -153,6 +159,7 @@ def _step_launched(r: Replica, e: Event) -> Replica:
         agents={},
         addresses={},
         step_id="",
+        suspects=(),
         restarts=r.restarts + repair,
     )
 
@@ -198,15 +205,31 @@ def _failure(e: Event, launch: bool = False) -> Failure:
     )
 
 
+def _with_failure(r: Replica, failure: Failure) -> Replica:
+    silent = tuple(host for index, host in enumerate(r.hosts) if index not in r.agents) if failure.launch else ()
+    return replace(
+        r,
+        failure=failure,
+        first_failure=r.first_failure or failure,
+        streak=r.streak + 1,
+        suspects=silent,
+        agents={},
+    )
+
+
 def _failed(state: State) -> Any:
     """A failure that ends the attempt: the first one of it is kept."""
 
     def handler(r: Replica, e: Event) -> Replica:
-        failure = _failure(e, launch=r.state is State.LAUNCHING)
-        first = r.first_failure or failure
-        return r.to(state, e.t, failure=failure, first_failure=first, streak=r.streak + 1, agents={})
+        return _with_failure(r, _failure(e, launch=r.state is State.LAUNCHING)).to(state, e.t)
 
     return handler
+
+
+def _agent_lost(r: Replica, e: Event) -> Replica:
+    """An agent is silent: its host is suspect, other than when its step has ended by itself."""
+    lost = r.to(State.LOST, e.t) if r.state in (State.BROKEN, State.CLEARING) else _failed(State.LOST)(r, e)
+    return replace(lost, suspects=(*lost.suspects, str(e.data["host"])) if "host" in e.data else lost.suspects)
 
 
 def _rank_done(r: Replica, e: Event) -> Replica:
@@ -224,17 +247,17 @@ def _agent_cleared(r: Replica, e: Event) -> Replica:
     return r.to(State.READY, e.t) if r.complete else r
 
 
-def _to_lost(r: Replica, e: Event) -> Replica:
-    """The step is damaged while its ranks had already failed or ended: no second failure is counted."""
-    return r.to(State.LOST, e.t)
-
-
 def _step_ending(r: Replica, e: Event) -> Replica:
     then, why = State(e.data["then"]), str(e.data.get("why", ""))
     if r.state is State.LAUNCHING and then is State.PENDING:  # it never came up: that is a failure too
-        failure = Failure(t=e.t, what=why, launch=True)
-        r = replace(r, failure=failure, first_failure=r.first_failure or failure, streak=r.streak + 1)
+        r = _with_failure(r, Failure(t=e.t, what=why, launch=True))
     return r.to(then if r.pid is None else State.ENDING, e.t, then=then, why=why)
+
+
+def _host_replaced(r: Replica, e: Event) -> Replica:
+    """A spare stands at the bad host's place. What failed on the bad host does not count against it."""
+    hosts = tuple(str(e.data["spare"]) if host == e.data["bad"] else host for host in r.hosts)
+    return replace(r, hosts=hosts, suspects=(), streak=0, restarts=(*r.restarts, (e.t, SPARE)))
 
 
 def _step_gone(r: Replica, e: Event) -> Replica:
@@ -258,16 +281,16 @@ def _step_done(r: Replica, e: Event) -> Replica:
 _END = {Kind.STEP_ENDING: _step_ending}
 
 TRANSITIONS: dict[State, dict[Kind, Any]] = {
-    State.PENDING: {Kind.STEP_LAUNCHED: _step_launched, **_END},
+    State.PENDING: {Kind.STEP_LAUNCHED: _step_launched, Kind.HOST_REPLACED: _host_replaced, **_END},
     State.LAUNCHING: {
         Kind.AGENT_JOINED: _agent_joined,
-        Kind.AGENT_LOST: _failed(State.LOST),
+        Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone,
         **_END,
     },
     State.READY: {
         Kind.RANKS_STARTED: _ranks_started,
-        Kind.AGENT_LOST: _failed(State.LOST),
+        Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone,
         **_END,
     },
@@ -275,26 +298,26 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
         Kind.PROGRESSED: _progressed,
         Kind.RANK_FAILED: _failed(State.BROKEN),
         Kind.RANK_DONE: _rank_done,
-        Kind.AGENT_LOST: _failed(State.LOST),
+        Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone,
         **_END,
     },
     State.TRAINING: {
         Kind.RANK_FAILED: _failed(State.BROKEN),
         Kind.RANK_DONE: _rank_done,
-        Kind.AGENT_LOST: _failed(State.LOST),
+        Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone,
         **_END,
     },
     State.BROKEN: {
         Kind.CLEARING: _clearing,
-        Kind.AGENT_LOST: _to_lost,
+        Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone_after_failure,
         **_END,
     },
     State.CLEARING: {
         Kind.AGENT_CLEARED: _agent_cleared,
-        Kind.AGENT_LOST: _to_lost,
+        Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone_after_failure,
         **_END,
     },
@@ -339,6 +362,8 @@ def observe(state: RunState, event: Event) -> RunState:
     if handler is None:
         return state
     after = state.with_replica(handler(replica, event))
+    if kind is Kind.HOST_REPLACED:
+        return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after
 
@@ -347,6 +372,7 @@ def _run_started(event: Event) -> RunState:
     data = event.data
     return RunState(
         started=event.t,
+        spares=tuple(data.get("spares", ())),
         replicas=tuple(
             Replica(
                 id=i,
@@ -375,6 +401,15 @@ class LaunchStep:
     """Start the replica's step: one agent on each of its hosts."""
 
     replica: int
+
+
+@dataclass(frozen=True)
+class TakeSpare:
+    """Put a spare in the place of a bad host of the replica, which has no step now."""
+
+    replica: int
+    bad: str
+    spare: str
 
 
 @dataclass(frozen=True)
@@ -411,13 +446,14 @@ class EndRun:
     why: str
 
 
-Action = LaunchStep | StartRanks | ClearRanks | EndStep | EndRun
+Action = LaunchStep | TakeSpare | StartRanks | ClearRanks | EndStep | EndRun
 Choice = tuple[Action | None, str]
 
 
 def used(replica: Replica, rung: str, budget: Budget, now: float) -> int:
-    """How many repairs of this rung lie within the budget's time."""
-    return sum(1 for t, name in replica.restarts if name == rung and now - t < budget.seconds)
+    """How many repairs of this rung lie within the budget's time, since the replica has its present hosts."""
+    present = max((t for t, name in replica.restarts if name == SPARE), default=float("-inf"))
+    return sum(1 for t, name in replica.restarts if name == rung and now - t < budget.seconds and t >= present)
 
 
 def due(replica: Replica, policy: Policy) -> float:
@@ -436,10 +472,13 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
         return [], reasons
     doomed = _doom(state, policy)
     actions: list[Action] = []
+    spares = state.spares
     for replica in state.replicas:
-        action, reasons[replica.id] = _choose(now, replica, state, policy, doomed)
+        action, reasons[replica.id] = _choose(now, replica, replace(state, spares=spares), policy, doomed)
         if action is not None:
             actions.append(action)
+        if isinstance(action, TakeSpare):
+            spares = spares[1:]
     if all(r.state in FINAL for r in state.replicas):
         actions.append(_verdict(state, policy))
     return actions, reasons
@@ -467,7 +506,7 @@ def _choose(now: float, r: Replica, state: RunState, policy: Policy, doomed: str
     if late:
         grace = policy.stop_grace if r.state in RANKS_RUN else policy.kill_grace
         return EndStep(r.id, State.STOPPED, late, grace), late
-    return _BY_STATE[r.state](now, r, policy)
+    return _BY_STATE[r.state](now, r, policy, state.spares)
 
 
 def _left_behind(now: float, r: Replica, state: RunState, policy: Policy) -> str:
@@ -489,28 +528,44 @@ def _final_reason(r: Replica) -> str:
     return "all its ranks ended well" if r.state is State.DONE else "it was stopped"
 
 
-def _pending(now: float, r: Replica, policy: Policy) -> Choice:
+def _pending(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
     if r.failure is None:
         return LaunchStep(r.id), "its step is being started"
-    return _repair_by_step(now, r, policy)
+    return _repair_by_step(now, r, policy, spares)
 
 
-def _repair_by_step(now: float, r: Replica, policy: Policy) -> Choice:
-    """Rung 2, from any state: end the step if there is one, start it again when it is due, or give up."""
+def _repair_by_step(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
+    """Rungs 2 and 3, from any state: end the step if there is one, start it again when it is due, on a spare
+    if a host is bad; or give up."""
     count, limit = used(r, BY_STEP, policy.step, now), policy.step.restarts
     what = r.failure.what if r.failure else "its step is gone"
-    if count >= limit:
+    bad = _bad_host(r, count >= limit) if spares else ""
+    if count >= limit and not bad:
         why = f"{what}; {len(r.restarts)} restarts are used up"
         return EndStep(r.id, State.FAILED, why, policy.kill_grace), why
     if r.state is not State.PENDING:
         return EndStep(r.id, State.PENDING, what, policy.kill_grace), f"{what}; its step is started again"
+    if bad:
+        return TakeSpare(r.id, bad, spares[0]), f"{what}; the spare {spares[0]} takes the place of {bad}"
     wait = due(r, policy) - now
     if wait > 0:
         return None, f"{what}; its step is started again in {wait:.1f} s ({count} of {limit} step restarts used)"
     return LaunchStep(r.id), f"{what}; its step is started again ({count} of {limit} step restarts used)"
 
 
-def _launching(now: float, r: Replica, policy: Policy) -> Choice:
+def _bad_host(r: Replica, used_up: bool) -> str:
+    """The host that a spare should replace, or ''.
+
+    One whose agent fell silent or did not come up; or, when the restarts are used up, the one on which the
+    replica failed last. A program that has never got on anywhere fails on every host, and takes no spare.
+    """
+    if r.suspects:
+        return r.suspects[0]
+    host = r.failure.host if r.failure else ""
+    return host if used_up and r.ever_joined and host in r.hosts else ""
+
+
+def _launching(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
     missing = len(r.hosts) - len(r.agents)
     if now - r.since < policy.launch_timeout:
         return None, f"its step was started, {missing} of {len(r.hosts)} agents have not reported"
@@ -518,38 +573,38 @@ def _launching(now: float, r: Replica, policy: Policy) -> Choice:
     return EndStep(r.id, State.PENDING, why, policy.kill_grace), why
 
 
-def _ready(now: float, r: Replica, policy: Policy) -> Choice:
+def _ready(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
     if r.failure is None or r.failure.attempt != r.attempt or r.attempt == 0:
         return StartRanks(r.id, r.attempt + 1, ""), "its ranks are being started"
-    if r.restarts and r.restarts[-1][1] == BY_STEP and r.restarts[-1][0] > r.failure.t:
+    if r.restarts and r.restarts[-1][1] != IN_PLACE and r.restarts[-1][0] > r.failure.t:
         return StartRanks(r.id, r.attempt + 1, ""), "its ranks are being started in a new step"
     count, limit = used(r, IN_PLACE, policy.in_place, now), policy.in_place.restarts
     if count >= limit:
-        return _repair_by_step(now, r, policy)
+        return _repair_by_step(now, r, policy, spares)
     wait = due(r, policy) - now
     if wait > 0:
         return None, f"{r.failure.what}; restarted in place in {wait:.1f} s ({count} of {limit} used)"
     return StartRanks(r.id, r.attempt + 1, IN_PLACE), f"{r.failure.what}; restarted in place"
 
 
-def _running(now: float, r: Replica, policy: Policy) -> Choice:
+def _running(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
     return None, f"its ranks run since {now - r.since:.0f} s and have reported no progress yet"
 
 
-def _training(now: float, r: Replica, policy: Policy) -> Choice:
+def _training(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
     return None, f"it trains since {now - r.since:.0f} s"
 
 
-def _broken(now: float, r: Replica, policy: Policy) -> Choice:
+def _broken(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
     what = r.failure.what if r.failure else "a rank failed"
     return ClearRanks(r.id), f"{what}; what is left of the attempt is being ended"
 
 
-def _clearing_choice(now: float, r: Replica, policy: Policy) -> Choice:
+def _clearing_choice(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
     limit = policy.kill_grace + policy.agent_timeout
     if now - r.since < limit:
         return None, "what is left of its ranks is being ended"
-    return _repair_by_step(now, r, policy)
+    return _repair_by_step(now, r, policy, spares)
 
 
 _BY_STATE = {

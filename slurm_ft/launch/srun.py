@@ -25,8 +25,9 @@ from slurm_ft.errors import EXIT_LAUNCH, LaunchError
 from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
 from slurm_ft.slurm.hostlist import compress
 
-GONE_WITHIN = 30.0
-"""Seconds that a cancelled step may take to leave its hosts."""
+GONE_WITHIN = 10.0
+"""Seconds for which a cancelled step is awaited. Slurm lists a dead host's steps for longer: that list is
+not to be believed, and a step that does not go is left to Slurm."""
 
 KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME"})
 """The only variables of Slurm's that a step's srun sees: where Slurm is, and in which job."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slurm_ft.controller.supervise import BY_STEP, FINAL, IN_PLACE, Replica, RunState, State
+from slurm_ft.controller.supervise import BY_STEP, FINAL, IN_PLACE, SPARE, Replica, RunState, State
 from slurm_ft.events import Event, Kind
 
 if TYPE_CHECKING:
@@ -128,8 +128,10 @@ class IncidentBook:
 
     def _advance(self, incident: Incident, event: Event, t: float, commit: Commit | None) -> None:
         kind, data = event.kind, event.data
-        if kind is Kind.STEP_LAUNCHED:
-            incident.rung = BY_STEP
+        if kind is Kind.HOST_REPLACED:
+            incident.rung = SPARE
+        elif kind is Kind.STEP_LAUNCHED:
+            incident.rung = SPARE if incident.rung == SPARE else BY_STEP
         elif kind is Kind.RANKS_STARTED and incident.relaunched_attempt is None:
             incident.relaunched_attempt = data.get("attempt")
             incident.rung = incident.rung or (IN_PLACE if data.get("rung") == IN_PLACE else "")

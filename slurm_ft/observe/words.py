@@ -178,6 +178,7 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.AGENT_LOST: _agent_lost,
     Kind.STEP_ENDING: _step_ending,
     Kind.STEP_EXITED: _step_exited,
+    Kind.HOST_REPLACED: lambda data: f"the spare {data.get('spare', '?')} takes the place of {data.get('bad', '?')}",
     Kind.STOP_REQUESTED: _stop,
     Kind.INJECTED: _injected,
     Kind.NOTE: lambda data: str(data.get("text", "")),

@@ -15,6 +15,7 @@ It uses the standard library alone and is run by its path: the program's Python 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import faulthandler
 import importlib.abc
@@ -23,6 +24,7 @@ import importlib.util
 import json
 import logging
 import os
+import pkgutil
 import runpy
 import sys
 import time
@@ -146,30 +148,41 @@ def _excepthook(kind: type[BaseException], value: BaseException, trace: Tracebac
         _leave_error_file(value, text)
 
 
-def program_folder(arguments: list[str]) -> str:
-    """What `sys.path[0]` is for this program: the folder that it may import its own modules from."""
-    if arguments[0] == "-m":
-        return os.getcwd()
-    return "" if arguments[0] == "-c" else os.path.dirname(os.path.realpath(arguments[0]))
+def enter_folder(arguments: list[str]) -> None:
+    """Put the place that this program may import its own modules from in front, as Python itself would."""
+    if getattr(sys.flags, "safe_path", sys.flags.isolated):  # python -P or -I: there is none
+        return
+    first = arguments[0]
+    if first == "-m":
+        sys.path[0] = os.getcwd()
+    elif first == "-c":
+        sys.path[0] = ""
+    else:
+        sys.path[0] = first if _has_main(first) else os.path.dirname(os.path.realpath(first))
+
+
+def _has_main(path: str) -> bool:
+    """Is this a folder or a zip file with a `__main__.py`, rather than a script?"""
+    return pkgutil.get_importer(path) is not None
 
 
 def _run(arguments: list[str]) -> None:
     first = arguments[0]
-    sys.path[0] = program_folder(arguments)
-    if first == "-m":
-        sys.argv = arguments[1:]
-        runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]
+    enter_folder(arguments)
+    sys.argv = ["-c", *arguments[2:]] if first == "-c" else arguments[first == "-m" :]
+    if first == "-m" or (first != "-c" and _has_main(first)):
+        name = arguments[1] if first == "-m" else "__main__"
+        runpy._run_module_as_main(name, alter_argv=first == "-m")  # type: ignore[attr-defined]
         return
     main = sys.modules["__main__"].__dict__
-    names = {"__name__": "__main__", "__builtins__": __builtins__, "__doc__": None, "__package__": None}
+    names = {"__name__": "__main__", "__builtins__": builtins, "__doc__": None, "__package__": None}
     if first == "-c":
-        sys.argv = ["-c", *arguments[2:]]
-        code = compile(arguments[1], "<string>", "exec")
+        source, file = arguments[1].encode(), "<string>"
     else:
-        sys.argv = arguments
-        with open(first, "rb") as file:
-            code = compile(file.read(), first, "exec")
+        with open(first, "rb") as script:
+            source, file = script.read(), first
         names["__file__"] = first
+    code = compile(source, file, "exec", dont_inherit=True)  # or our `from __future__` would be the program's
     main.clear()
     main.update(names, __spec__=None, __loader__=None)
     exec(code, main)

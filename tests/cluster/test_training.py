@@ -202,6 +202,24 @@ def test_a_program_that_always_crashes_ends_the_run_and_its_first_traceback_is_s
     assert len(job.events(Kind.RANKS_STARTED)) == 3
 
 
+def test_a_dead_host_is_replaced_by_a_spare_in_the_same_job(devcluster: DevCluster, submit) -> None:
+    job = submit("--replicas", "2", "--spares", "1", "--", "python", str(PROGRAMS / "steps.py"), "600")
+    job.until(Kind.PROGRESSED, 1)
+    job.until(Kind.PROGRESSED, 0)
+    dead = job.events(Kind.AGENT_JOINED, 1)[-1].data["host"]
+    devcluster.kill_host(dead)
+    try:
+        replaced = job.until(Kind.HOST_REPLACED, 1)
+        job.until(Kind.PROGRESSED, 1, lambda e: e.data["attempt"] == 2)
+        job.finish(0)
+    finally:
+        devcluster.revive_host(dead)
+    assert replaced.data == {"bad": dead, "spare": job.events(Kind.RUN_STARTED)[0].data["spares"][0]}
+    assert len(job.events(Kind.RANKS_STARTED, 0)) == 1
+    assert len(_job_ids(job)) == 1
+    assert "(spare)" in job.slurm_ft("report", str(job.run))
+
+
 def test_a_killed_srun_client_does_not_leave_its_ranks_behind(submit) -> None:
     """RW-19: the step outlives its client; it is cancelled before the next one starts on its host."""
     job = submit("--replicas", "1", "--", "python", str(PROGRAMS / "steps.py"), "400")

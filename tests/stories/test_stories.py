@@ -34,6 +34,7 @@ class Story:
     ranks: int = 1
     policy: Policy = QUICK
     launcher_works: bool = True
+    spares: int = 0
 
 
 STORIES = {
@@ -226,6 +227,42 @@ STORIES = {
         effects="launch 0.1; launch 0.2; start 0.1",
         ends=None,
     ),
+    "a host falls silent: a spare takes its place at once": Story(
+        hosts=2,
+        spares=1,
+        history="up 0; silent 0 1; exit 0; up 0",
+        effects="launch 0.1; start 0.1; end 0.1 grace 5; launch 0.2 with spare0; start 0.2",
+        ends=None,
+    ),
+    "a host does not come back after its step was lost: a spare takes its place": Story(
+        replicas=2,
+        spares=1,
+        history="up 0; up 1; exit 1 'srun exited with code 0: Node failure on node1'; exit 1; up 1",
+        effects="launch 0.1; launch 1.1; start 0.1; start 1.1; launch 1.2; launch 1.3 with spare0; start 1.2",
+        ends=None,
+    ),
+    "two hosts fall silent and there is one spare: it is taken once": Story(
+        replicas=2,
+        spares=1,
+        history="up 0; up 1; silent 0; silent 1; exit 0; exit 1; up 1; up 0",
+        effects="launch 0.1; launch 1.1; start 0.1; start 1.1; end 0.1 grace 5; end 1.1 grace 5; "
+                "launch 0.2 with spare0; launch 1.2; start 1.2; start 0.2",
+        ends=None,
+    ),
+    "on the spare all budgets are full again": Story(
+        spares=1,
+        history="up 0; silent 0; exit 0; up 0; fail 0; cleared 0; progress 0; fail 0; cleared 0; exit 0; up 0",
+        effects="launch 0.1; start 0.1; end 0.1 grace 5; launch 0.2 with spare0; start 0.2; clear 0.2; start 0.3; "
+                "clear 0.3; end 0.2 grace 5; launch 0.3 with spare0; start 0.4",
+        ends=None,
+    ),
+    "a program that crashes everywhere takes no spare": Story(
+        spares=1,
+        policy=Policy(in_place=Budget(0, 1.0), step=Budget(0, 1.0)),
+        history="join 0; fail 0; cleared 0; exit 0",
+        effects="launch 0.1; start 0.1; clear 0.1; end 0.1 grace 5",
+        ends=93,
+    ),
     "too few replicas are left": Story(
         replicas=3,
         policy=Policy(min_replicas=2, in_place=Budget(0, 1.0), step=Budget(0, 1.0)),
@@ -250,7 +287,7 @@ STORIES = {
 def told(story: Story, until: int | None = None, restart_after: int | None = None) -> World:
     """The world after a story, or after the first `until` things of it; `restart_after` so many of them the
     controller dies and another one takes over."""
-    world = World(story.replicas, story.hosts, story.ranks, story.policy, story.launcher_works)
+    world = World(story.replicas, story.hosts, story.ranks, story.policy, story.launcher_works, story.spares)
     for number, line in enumerate(story.history.split("; ")[:until], 1):
         name, *words = shlex.split(line)
         getattr(world, name)(*map(_argument, words))

@@ -48,6 +48,7 @@ DATA: dict[Kind, dict[str, Any]] = {
     K.AGENT_LOST: {"step": 2, "index": 0, "what": "silent"},
     K.STEP_ENDING: {"step": 2, "then": "STOPPED", "why": "because"},
     K.STEP_EXITED: {"step": 2, "code": 1, "what": "the step exited with code 1"},
+    K.HOST_REPLACED: {"bad": "a", "spare": "s"},
     K.COMMIT: {"attempt": 3, "committed": True},
     K.RUN_ENDED: {"code": 0},
     K.STOP_REQUESTED: {"why": "stop", "code": 143},
@@ -55,7 +56,7 @@ DATA: dict[Kind, dict[str, Any]] = {
 }
 
 TABLE = {
-    S.PENDING: {K.STEP_LAUNCHED: S.LAUNCHING, K.STEP_ENDING: S.STOPPED},
+    S.PENDING: {K.STEP_LAUNCHED: S.LAUNCHING, K.HOST_REPLACED: S.PENDING, K.STEP_ENDING: S.STOPPED},
     S.LAUNCHING: {
         K.AGENT_JOINED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
     },

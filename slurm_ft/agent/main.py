@@ -75,8 +75,8 @@ def read_error(path: Path) -> tuple[str, str]:
         message = json.loads(path.read_text(encoding="utf-8"))["message"]
     except (OSError, ValueError, KeyError, TypeError):
         return "", ""
-    if isinstance(message, str):
-        return message, ""
+    if not isinstance(message, dict):
+        return str(message or ""), ""
     extra = message.get("extraInfo") or {}
     return str(message.get("message", "")), str(extra.get("py_callstack", ""))[-TAIL_BYTES:]
 

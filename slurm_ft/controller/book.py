@@ -6,9 +6,11 @@ and once more when an attempt ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from slurm_ft.events import Event, Kind
 
 SAMPLE_INTERVAL = 5.0
 """Seconds between two recorded samples of a replica's progress."""
@@ -37,6 +39,18 @@ class Book:
 
     def page(self, replica: int) -> Page:
         return self.pages.setdefault(replica, Page())
+
+    def replay(self, events: Iterable[Event]) -> None:
+        """Take in what an earlier controller has recorded."""
+        for event in events:
+            if event.replica is None:
+                continue
+            if event.kind is Kind.RANKS_STARTED:
+                self.started(event.replica, int(event.data["attempt"]))
+            elif event.kind is Kind.PROGRESS:
+                self.progress(event.replica, event.data)
+            elif event.kind is Kind.COMMIT:
+                self.commit(event.replica, event.data)
 
     def started(self, replica: int, attempt: int) -> None:
         page = self.page(replica)

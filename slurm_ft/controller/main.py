@@ -22,14 +22,15 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from slurm_ft.channel import Message, Server
+from slurm_ft.controller import requests
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.loop import Supervisor
+from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.supervise import RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
-from slurm_ft.errors import EXIT_TRY_AGAIN, RunFolderError, SlurmFTError
+from slurm_ft.errors import EXIT_TRY_AGAIN, SlurmFTError
 from slurm_ft.events import Clock, Event, EventLog, Kind, read
 from slurm_ft.launch import Launcher, StepHandle, StepRequest
 from slurm_ft.launch.local import LocalLauncher
@@ -41,6 +42,7 @@ from slurm_ft.spec import RunSpec
 
 TICK = 0.25
 STATE_INTERVAL = 1.0
+REQUEST_INTERVAL = 0.5
 ESCALATE_AFTER = 10.0
 """Seconds that a step may take to end after each of: shutdown by its agents, TERM, KILL."""
 EXIT_CRASHED = 70
@@ -115,7 +117,7 @@ class Controller:
         loop = asyncio.get_running_loop()
         for number, (why, code) in SIGNALS.items():
             loop.add_signal_handler(number, partial(self._stop, why, code))
-        for work in (self._listen(), self._tick(), self._write_states()):
+        for work in (self._listen(), self._tick(), self._read_requests(), self._write_states()):
             self._do(work)
         while self.supervisor.state.ended is None:
             self.supervisor.act()
@@ -134,15 +136,7 @@ class Controller:
             return False
         self.supervisor.state = self._before
         self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t}
-        for event in events[starts[-1] :]:
-            if event.replica is None:
-                continue
-            if event.kind is Kind.RANKS_STARTED:
-                self._book.started(event.replica, int(event.data["attempt"]))
-            elif event.kind is Kind.PROGRESS:
-                self._book.progress(event.replica, event.data)
-            elif event.kind is Kind.COMMIT:
-                self._book.commit(event.replica, event.data)
+        self._book.replay(events[starts[-1] :])
         return True
 
     def _begin(self, hosts: list[str], job_id: str, host: str) -> None:
@@ -300,7 +294,6 @@ class Controller:
         while True:
             await asyncio.sleep(TICK)
             self._log.flush()
-            self._read_requests()
             now = time.monotonic()
             for name, peer in list(self._peers.items()):
                 silence = now - peer.heard
@@ -321,34 +314,29 @@ class Controller:
     def _stop(self, why: str, code: int) -> None:
         self.supervisor.take(Kind.STOP_REQUESTED, why=why, code=code)
 
-    def _read_requests(self) -> None:
-        if self._paths.stop.exists():
-            self._paths.stop.unlink(missing_ok=True)
-            self._stop("a stop was asked for", 128 + signal.SIGTERM)
-        with contextlib.suppress(OSError):
-            for path in sorted(self._paths.control.glob("*.json")):
-                self._request_from(path)
+    async def _read_requests(self) -> None:
+        while True:
+            await asyncio.sleep(REQUEST_INTERVAL)
+            if requests.stop_is_asked_for(self._paths):
+                self._stop("a stop was asked for", 128 + signal.SIGTERM)
+            for request in requests.taken(self._paths, self._note):
+                self._inject(request)
 
-    def _request_from(self, path: Path) -> None:
-        try:
-            request = read_json(path)
-            self._inject(request)
-        except (RunFolderError, KeyError, TypeError, ValueError) as error:
-            self.supervisor.take(Kind.NOTE, text=f"the request {path.name} was not understood: {error}")
-        path.unlink(missing_ok=True)
+    def _note(self, text: str) -> None:
+        self.supervisor.take(Kind.NOTE, text=text)
 
-    def _inject(self, request: dict[str, Any]) -> None:
-        replica, rank = int(request["replica"]), int(request.get("rank", 0))
-        order = {"id": str(request["id"]), "rank": rank, "kind": str(request["kind"])}
-        if not 0 <= replica < len(self.supervisor.state.replicas):
-            self.supervisor.take(Kind.INJECTED, replica, **order, error=f"there is no replica {replica}")
+    def _inject(self, request: requests.Inject) -> None:
+        order = {"id": request.id, "rank": request.rank, "kind": request.kind}
+        if not 0 <= request.replica < len(self.supervisor.state.replicas):
+            self.supervisor.take(Kind.INJECTED, **order, error=f"there is no replica {request.replica}")
             return
-        ranks_per_host = self._spec.replica.ranks_per_host
+        index = request.rank // self._spec.replica.ranks_per_host
         for name, peer in self._peers.items():
-            if peer.replica == replica and peer.index == rank // ranks_per_host:
+            if (peer.replica, peer.index) == (request.replica, index):
                 self._server.send(name, {"type": "inject", **order})
                 return
-        self.supervisor.take(Kind.INJECTED, replica, **order, error=f"rank {rank} of replica {replica} is not running")
+        error = f"rank {request.rank} of replica {request.replica} is not running"
+        self.supervisor.take(Kind.INJECTED, request.replica, **order, error=error)
 
     # --- Effects: what the supervisor asks for ---------------------------------------------------------
 
@@ -424,40 +412,10 @@ class Controller:
 
     def _write_state(self) -> None:
         try:
-            write_json(self._paths.state, self._state())
+            now, reasons = self._clock(), self.supervisor.reasons
+            write_json(self._paths.state, snapshot(now, self.supervisor.state, self._facts, self._book, reasons))
         except OSError as error:
             log.warning("state.json waits: %s", error)
-
-    def _state(self) -> dict[str, Any]:
-        state, facts = self.supervisor.state, self._facts
-        names = ("session", "name", "job_id", "cluster", "head_host", "started", "min_replicas")
-        return {
-            "schema": 1,
-            "t": self._clock(),
-            **{name: facts.get(name) for name in names},
-            "spares": list(state.spares),
-            "ended": state.ended,
-            "stop": state.stop,
-            "replicas": [self._row(replica) for replica in state.replicas],
-        }
-
-    def _row(self, replica: Replica) -> dict[str, Any]:
-        page = self._book.page(replica.id)
-        return {
-            "id": replica.id,
-            "state": str(replica.state),
-            "hosts": list(replica.hosts),
-            "step": page.step,
-            "attempt": replica.attempt,
-            "restarts": len(replica.restarts),
-            "committed": page.committed,
-            "loss": page.loss,
-            "tokens": page.tokens,
-            "phase": page.phase,
-            "since": replica.since,
-            "quorum_id": page.quorum_id,
-            "reason": self.supervisor.reasons.get(replica.id, ""),
-        }
 
 
 def _launcher(spec: RunSpec) -> Launcher:

@@ -158,12 +158,16 @@ def enter_folder(arguments: list[str]) -> None:
     elif first == "-c":
         sys.path[0] = ""
     else:
-        sys.path[0] = first if _has_main(first) else os.path.dirname(os.path.realpath(first))
+        sys.path[0] = _absolute(first) if _has_main(first) else os.path.dirname(os.path.realpath(first))
 
 
 def _has_main(path: str) -> bool:
     """Is this a folder or a zip file with a `__main__.py`, rather than a script?"""
     return pkgutil.get_importer(path) is not None
+
+
+def _absolute(path: str) -> str:
+    return os.path.join(os.getcwd(), path)
 
 
 def _run(arguments: list[str]) -> None:
@@ -180,19 +184,27 @@ def _run(arguments: list[str]) -> None:
         source, file = arguments[1].encode(), "<string>"
     else:
         with open(first, "rb") as script:
-            source, file = script.read(), first
-        names["__file__"] = first
+            source, file = script.read(), _absolute(first)
+        names["__file__"] = file
     code = compile(source, file, "exec", dont_inherit=True)  # or our `from __future__` would be the program's
     main.clear()
     main.update(names, __spec__=None, __loader__=None)
     exec(code, main)
 
 
+def _progress() -> ModuleType:
+    """The module by which ranks report, under its full name: a program that imports it gets the same one, and
+    the rank has one channel. From beside this file where the program's Python has no slurm-ft."""
+    name = "slurm_ft.train.progress"
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return _load(name, "progress.py")
+
+
 def main() -> None:
     faulthandler.enable()
-    # Under its full name: a program that imports it gets the same module, and the rank has one channel.
-    name = "slurm_ft.train.progress"
-    channel = (sys.modules.get(name) or _load(name, "progress.py")).channel()
+    channel = _progress().channel()
     if channel is not None:
         _observe_torchft(channel)
         _serve_store()

@@ -1,0 +1,47 @@
+"""What people ask of a running run, as files in its folder: an inject request, or a stop.
+
+Files work from any host that shares the folder, with no address to find and no key to hold; whoever may
+write there may ask. The answer to a request is an event that bears its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from slurm_ft.errors import RunFolderError
+from slurm_ft.paths import RunPaths, read_json
+
+
+@dataclass(frozen=True)
+class Inject:
+    """Hurt a rank on purpose. `kind` is kill, term, segv, stop or exit:N."""
+
+    id: str
+    replica: int
+    rank: int
+    kind: str
+
+
+def stop_is_asked_for(paths: RunPaths) -> bool:
+    """Is there a stop file? It is taken away, so that the run can be started again."""
+    with contextlib.suppress(OSError):
+        paths.stop.unlink()
+        return True
+    return False
+
+
+def taken(paths: RunPaths, complain: Callable[[str], None]) -> Iterator[Inject]:
+    """The requests that wait, each taken once. `complain` is told of one that cannot be understood."""
+    with contextlib.suppress(OSError):
+        for path in sorted(paths.control.glob("*.json")):
+            try:
+                value = read_json(path)
+                request = Inject(str(value["id"]), int(value["replica"]), int(value.get("rank", 0)), str(value["kind"]))
+            except (RunFolderError, KeyError, TypeError, ValueError) as error:
+                complain(f"the request {path.name} was not understood: {error}")
+                path.unlink(missing_ok=True)
+                continue
+            path.unlink(missing_ok=True)
+            yield request

@@ -41,6 +41,8 @@ from slurm_ft.slurm.hostlist import expand
 from slurm_ft.spec import RunSpec
 
 TICK = 0.25
+LATE = 2.0
+"""A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
 STATE_INTERVAL = 1.0
 REQUEST_INTERVAL = 0.5
 ESCALATE_AFTER = 10.0
@@ -291,25 +293,33 @@ class Controller:
             self.supervisor.take(Kind.PROGRESS, replica, **sample)
 
     async def _tick(self) -> None:
+        last = time.monotonic()
         while True:
             await asyncio.sleep(TICK)
             self._log.flush()
             now = time.monotonic()
-            for name, peer in list(self._peers.items()):
-                silence = now - peer.heard
-                if silence > self._spec.policy.agent_timeout:
-                    del self._peers[name]
-                    what = f"the agent on {peer.host} is silent since {silence:.0f} s"
-                    self.supervisor.take(
-                        Kind.AGENT_LOST,
-                        peer.replica,
-                        step=peer.step,
-                        index=peer.index,
-                        host=peer.host,
-                        what=what,
-                        age=silence,
-                    )
+            if now - last > LATE:
+                # We were stopped, or a write of ours hung: that agents were not heard is our own doing.
+                for peer in self._peers.values():
+                    peer.heard = now
+            last = now
+            self._miss_silent_agents(now)
             self._changed.set()
+
+    def _miss_silent_agents(self, now: float) -> None:
+        for name, peer in list(self._peers.items()):
+            silence = now - peer.heard
+            if silence > self._spec.policy.agent_timeout:
+                del self._peers[name]
+                self.supervisor.take(
+                    Kind.AGENT_LOST,
+                    peer.replica,
+                    step=peer.step,
+                    index=peer.index,
+                    host=peer.host,
+                    what=f"the agent on {peer.host} is silent since {silence:.0f} s",
+                    age=silence,
+                )
 
     def _stop(self, why: str, code: int) -> None:
         self.supervisor.take(Kind.STOP_REQUESTED, why=why, code=code)

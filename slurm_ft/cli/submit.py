@@ -150,10 +150,12 @@ def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
 
     gone = JobWatch(paths, job_id, partial(click.echo, err=True)) if cluster == "slurm" else Gone(paths)
     terminal = sys.stderr.isatty() and sys.stdin.isatty()
+    history: int | None = None
     while True:
         try:
-            code = follow(paths, sys.stdout, sys.stdout.isatty(), gone)
+            code = follow(paths, sys.stdout, sys.stdout.isatty(), gone, history=history)
         except KeyboardInterrupt:
+            history = 0  # what was shown is not shown again
             answer = click.prompt("\nstop the run, leave it alone, or watch on?", default="leave", err=True,
                                   type=click.Choice(["stop", "leave", "watch"])) if terminal else "leave"  # fmt: skip
             if answer == "watch":

@@ -73,6 +73,8 @@ class Policy:
     stopped and may want to save. An agent that is silent for `agent_timeout` is lost.
     When the first replica has finished, the others have `finish_grace` to finish too.
     An agent that finds no controller for `orphan_timeout` ends its ranks and itself.
+    A replica that trained hangs when it has stood still for `hang_after` at least (see controller/pace.py);
+    0 turns that off.
     """
 
     min_replicas: int = 1
@@ -86,6 +88,7 @@ class Policy:
     agent_timeout: float = 10.0
     finish_grace: float = 60.0
     orphan_timeout: float = 120.0
+    hang_after: float = 120.0
     lighthouse: Lighthouse = Lighthouse()
 
     def problems(self) -> list[Problem]:
@@ -95,6 +98,8 @@ class Policy:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 found.append((f"{name} is {getattr(self, name)}", "give a time in seconds above 0"))
+        if self.hang_after < 0:
+            found.append((f"--hang-after is {self.hang_after}", "a time in seconds, or 0 to turn it off"))
         if not 0 <= self.backoff <= self.backoff_max:
             found.append(
                 (f"backoff is {self.backoff} and backoff_max {self.backoff_max}", "0 <= backoff <= backoff_max")

@@ -66,6 +66,10 @@ class RankSocket:
         if self._connections.get(rank) is connection:
             del self._connections[rank]
 
+    def ranks(self) -> list[int]:
+        """The ranks that are connected now."""
+        return sorted(self._connections)
+
     def send(self, rank: int, packet: dict[str, Any]) -> bool:
         """Send a packet to a rank; False when it is not connected (its program is not observed)."""
         connection = self._connections.get(rank)

@@ -40,10 +40,13 @@ from slurm_ft.channel import HEARTBEAT, Client, Message
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.hostlist import expand
 from slurm_ft.spec import RunSpec
+from slurm_ft.train.progress import STACKS_SIGNAL
 
 PROGRESS_INTERVAL = 0.25
 REDIAL_AFTER = 5.0
 TAIL_BYTES = 4000
+STACKS_WITHIN = 0.5
+"""Seconds that a rank has to write its stacks; the handler runs at once, even while the GIL is held."""
 PORTS = range(20_000, 32_000)
 """Below the kernel's ephemeral range, so that no outgoing connection takes a port we chose."""
 
@@ -223,7 +226,7 @@ class Agent:
         if kind == "start":
             self._start(message)
         elif kind == "clear":
-            self._do(self._clear(int(message["attempt"]), float(message["grace"])))
+            self._do(self._clear(int(message["attempt"]), float(message["grace"]), bool(message.get("stacks"))))
         elif kind == "shutdown":
             self._do(self._leave(float(message["grace"]), 0))
         elif kind == "inject":
@@ -288,9 +291,21 @@ class Agent:
         )
         return rank_environment(os.environ, place, replica.environment, [*self._hosts, first_host])
 
-    async def _clear(self, attempt: int, grace: float) -> None:
+    async def _clear(self, attempt: int, grace: float, stacks: bool) -> None:
+        if stacks:
+            await self._write_stacks()
         await self._ranks.clear(grace)
         self._client.send({"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()})
+
+    async def _write_stacks(self) -> None:
+        """Have the ranks that we observe write the stacks of their threads into their logs.
+
+        The bootstrap has set the signal up; a program without it would die of it.
+        """
+        for rank in self._socket.ranks():
+            self._ranks.signal(signal.SIGCONT, rank)
+            self._ranks.signal(STACKS_SIGNAL, rank)
+        await asyncio.sleep(STACKS_WITHIN)
 
     async def _leave(self, grace: float, code: int) -> None:
         await self._ranks.clear(grace)

@@ -56,8 +56,9 @@ class Observed:
         if isinstance(step, int):
             news.steps_since_commit += step != news.step
             news.step = step
-            news.loss = packet.get("loss") if packet.get("loss") is not None else news.loss
-            news.tokens = packet.get("tokens") if packet.get("tokens") is not None else news.tokens
+            for name in ("loss", "tokens"):
+                if isinstance(packet.get(name), int | float):
+                    setattr(news, name, packet[name])
             news.reported = False
 
     def _commit(self, news: _RankNews, packet: dict[str, Any], common: dict[str, Any]) -> None:

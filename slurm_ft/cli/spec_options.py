@@ -34,6 +34,8 @@ _OPTIONS = (
                  help=f"Repairs of a replica without Slurm, within {_DEFAULTS.in_place.seconds:.0f} s."),
     click.option("--restarts-by-step", type=int, default=_DEFAULTS.step.restarts, show_default=True,
                  help=f"Repairs by a new step on the same hosts, within {_DEFAULTS.step.seconds:.0f} s."),
+    click.option("--hang-after", type=float, default=_DEFAULTS.hang_after, show_default=True, metavar="SECONDS",
+                 help="Restart a replica that has stood still so long while its peers move; 0 never."),
     click.option("--zygote/--no-zygote", default=True, show_default=True,
                  help="Fork ranks from a process that has done their imports."),
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set in every rank; repeatable."),
@@ -54,6 +56,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
         min_replicas=options["min_replicas"],
         in_place=Budget(options["restarts_in_place"], _DEFAULTS.in_place.seconds),
         step=Budget(options["restarts_by_step"], _DEFAULTS.step.seconds),
+        hang_after=options["hang_after"],
     )
     return RunSpec(
         name=options["name"] or default_name(command),

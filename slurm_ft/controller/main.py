@@ -28,8 +28,9 @@ from slurm_ft.channel import Message, Server
 from slurm_ft.controller import requests
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.loop import Supervisor
+from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.snapshot import snapshot
-from slurm_ft.controller.supervise import RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
+from slurm_ft.controller.supervise import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.errors import EXIT_TRY_AGAIN, SlurmFTError
 from slurm_ft.events import Clock, Event, EventLog, Kind, read
 from slurm_ft.launch import Launcher, StepHandle, StepRequest
@@ -56,6 +57,8 @@ SIGNALS = {
     signal.SIGHUP: ("it lost its terminal (SIGHUP)", 128 + signal.SIGHUP),
     signal.SIGUSR2: ("the time limit or a preemption is near", EXIT_TRY_AGAIN),
 }
+EXPECTED = b"expected."
+"""How the names begin that stand for agents which have not called a restarted controller yet."""
 FORWARDED = {
     "phase": Kind.PHASE,
     "quorum": Kind.QUORUM,
@@ -93,6 +96,7 @@ class Controller:
         self._steps: dict[int, StepHandle] = {}
         self._peers: dict[bytes, Peer] = {}
         self._work: set[asyncio.Task[None]] = set()
+        self._paces: dict[int, Pace] = {}
         self._said: dict[int, str] = {}
         self._facts: dict[str, Any] = {}
         self._changed = asyncio.Event()
@@ -119,6 +123,7 @@ class Controller:
         loop = asyncio.get_running_loop()
         for number, (why, code) in SIGNALS.items():
             loop.add_signal_handler(number, partial(self._stop, why, code))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
         for work in (self._listen(), self._tick(), self._read_requests(), self._write_states()):
             self._do(work)
         while self.supervisor.state.ended is None:
@@ -171,7 +176,7 @@ class Controller:
             self._watch(replica.id, replica.step, self._launcher.adopt(request, replica.pid))
             for index in replica.addresses:
                 # Until it calls, this stands for the agent: one that never does is lost.
-                name = f"expected.{replica.id}.{index}".encode()
+                name = EXPECTED + f"{replica.id}.{index}".encode()
                 self._peers[name] = Peer(replica.id, replica.step, index, replica.hosts[index], now)
             if replica.state is State.ENDING:
                 self.end_step(replica, self._spec.policy.kill_grace)
@@ -254,12 +259,16 @@ class Controller:
             self.start_ranks(replica)
         elif replica.state is State.CLEARING:
             self.clear_ranks(replica)
+        elif replica.state is State.ENDING:
+            self._tell(replica, {"type": "shutdown", "grace": self._spec.policy.kill_grace})
 
     def _progress(self, peer: Peer, message: Message) -> None:
         if message["attempt"] != self.supervisor.state.replicas[peer.replica].attempt:
             return
         if not message.get("step"):  # a phase before the first step is no progress yet
             return
+        if message["step"] != self._book.page(peer.replica).step:
+            self._moved(peer.replica)
         self._book.progress(peer.replica, message)
         if not self.supervisor.state.collective:  # there a step counts once it is committed
             self._get_on(peer.replica, message["attempt"])
@@ -273,6 +282,7 @@ class Controller:
             return  # every rank of a replica says the same
         if current and kind is Kind.COMMIT:
             self._book.commit(peer.replica, message)
+            self._moved(peer.replica)
         elif current and kind is Kind.QUORUM:
             self._book.page(peer.replica).quorum_id = message.get("quorum_id")
         elif current and kind is Kind.PHASE:
@@ -302,8 +312,11 @@ class Controller:
                 # We were stopped, or a write of ours hung: that agents were not heard is our own doing.
                 for peer in self._peers.values():
                     peer.heard = now
+                for pace in self._paces.values():
+                    pace.moved_at = now
             last = now
             self._miss_silent_agents(now)
+            self._find_hanging(now)
             self._changed.set()
 
     def _miss_silent_agents(self, now: float) -> None:
@@ -321,6 +334,33 @@ class Controller:
                     age=silence,
                 )
 
+    def _find_hanging(self, now: float) -> None:
+        """A replica that hangs has failed, like one whose rank has died."""
+        replicas = self.supervisor.state.replicas
+        training = frozenset(r.id for r in replicas if r.state is State.TRAINING)
+        alone = sum(r.state not in FINAL for r in replicas) == 1
+        hang_after = self._spec.policy.hang_after
+        for number, seconds in hanging(self._paces, training, alone, now, hang_after).items():
+            self._sample(number, last=True)
+            self.supervisor.take(
+                Kind.RANK_FAILED,
+                number,
+                attempt=replicas[number].attempt,
+                rank=0,
+                host=replicas[number].hosts[0],
+                what=f"it has stood still for {seconds:.0f} s at step {self._book.page(number).step}",
+                hung=True,
+                age=seconds,
+                log=str(self._paths.rank_log(number, replicas[number].attempt, 0)),
+            )
+
+    def _moved(self, replica: int) -> None:
+        now = time.monotonic()
+        if replica in self._paces:
+            self._paces[replica].moved(now)
+        else:
+            self._paces[replica] = Pace(now)
+
     def _stop(self, why: str, code: int) -> None:
         self.supervisor.take(Kind.STOP_REQUESTED, why=why, code=code)
 
@@ -329,8 +369,9 @@ class Controller:
             await asyncio.sleep(REQUEST_INTERVAL)
             if requests.stop_is_asked_for(self._paths):
                 self._stop("a stop was asked for", 128 + signal.SIGTERM)
-            for request in requests.taken(self._paths, self._note):
-                self._inject(request)
+            if not any(name.startswith(EXPECTED) for name in self._peers):  # who has not called cannot be told
+                for request in requests.taken(self._paths, self._note):
+                    self._inject(request)
 
     def _note(self, text: str) -> None:
         self.supervisor.take(Kind.NOTE, text=text)
@@ -378,6 +419,7 @@ class Controller:
 
     def start_ranks(self, replica: Replica) -> None:
         self._book.started(replica.id, replica.attempt)
+        self._paces.pop(replica.id, None)
         self._tell(
             replica,
             {
@@ -389,7 +431,9 @@ class Controller:
         )
 
     def clear_ranks(self, replica: Replica) -> None:
-        self._tell(replica, {"type": "clear", "attempt": replica.attempt, "grace": self._spec.policy.kill_grace})
+        hung = replica.failure is not None and replica.failure.hung
+        grace = self._spec.policy.kill_grace
+        self._tell(replica, {"type": "clear", "attempt": replica.attempt, "grace": grace, "stacks": hung})
 
     def end_step(self, replica: Replica, grace: float) -> None:
         self._do(self._escalate(replica, grace))

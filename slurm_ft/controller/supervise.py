@@ -81,6 +81,7 @@ class Failure:
     log: str = ""
     traceback: str = ""
     launch: bool = False
+    hung: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def _failure(e: Event, launch: bool = False) -> Failure:
         log=str(data.get("log", "")),
         traceback=str(data.get("traceback", "")),
         launch=launch,
+        hung=data.get("hung") is True,
     )
 
 

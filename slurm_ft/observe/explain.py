@@ -34,6 +34,7 @@ TIMES = {
     "stop_grace": "between TERM and KILL when the run is stopped",
     "finish_grace": "for the others, once the first replica has finished",
     "orphan_timeout": "an agent without a controller ends its ranks after so long",
+    "hang_after": "a replica that stands still so long while its peers move has failed; 0: never",
     "backoff": "the wait before the second repair without progress; it doubles",
     "backoff_max": "the longest wait before a repair",
 }

@@ -186,6 +186,8 @@ def _cause(event: Event) -> str:
         return "step ended"
     if event.kind is Kind.STEP_ENDING:
         return "no start"
+    if data.get("hung"):
+        return "hang"
     if data.get("signal"):
         return str(data["signal"])
     return "failed" if data.get("code") is None else f"exit {data['code']}"

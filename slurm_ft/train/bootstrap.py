@@ -5,7 +5,8 @@
 The agent puts this file in front of the program of a rank whose command is a Python. It
   1. listens to torchft's own structured loggers, so that an unmodified torchft script is observed;
   2. leaves the traceback of an uncaught exception in torch elastic's error file, as `@record` would;
-  3. turns on faulthandler, so that a segmentation fault leaves a stack in the rank's log;
+  3. turns on faulthandler, so that a segmentation fault leaves a stack in the rank's log, and so does a
+     rank that hangs before it is ended;
   4. serves the replica's TCPStore at MASTER_ADDR:MASTER_PORT from rank 0, as torchrun's agent does:
      torchft's Manager expects it there, and the process groups of the replica use it too;
   5. runs the program in the real `__main__`, with its own sys.argv and sys.path.
@@ -204,8 +205,10 @@ def _progress() -> ModuleType:
 
 def main() -> None:
     faulthandler.enable()
-    channel = _progress().channel()
+    progress = _progress()
+    channel = progress.channel()
     if channel is not None:
+        faulthandler.register(progress.STACKS_SIGNAL, all_threads=True)
         _observe_torchft(channel)
         _serve_store()
     sys.excepthook = _excepthook

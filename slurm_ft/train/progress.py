@@ -17,14 +17,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import threading
 import time
 from collections import deque
 from typing import Any
 
+STACKS_SIGNAL = signal.SIGRTMIN + 5
+"""Has an observed rank write the stacks of all its threads into its log. Not SIGUSR1 or SIGUSR2: programs
+and libraries have their own uses for these."""
 PACKET_BYTES = 60_000
 KEPT_PACKETS = 10_000
+
+
+def _plain(value: Any) -> Any:
+    """A number of torch's or numpy's as Python's own; whatever else as text."""
+    try:
+        return value.item()
+    except Exception:
+        return str(value)
 
 
 class Channel:
@@ -45,7 +57,7 @@ class Channel:
         """Send one packet of this kind; `m` is the sender's monotonic clock in seconds."""
         if self._socket is None:
             return
-        packet = json.dumps({"type": kind, "m": time.monotonic(), **fields}, default=str).encode()
+        packet = json.dumps({"type": kind, "m": time.monotonic(), **fields}, default=_plain).encode()
         with self._lock:
             self._waiting.append(packet[:PACKET_BYTES])
             try:

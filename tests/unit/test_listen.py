@@ -67,6 +67,36 @@ def test_packets_are_those_of_the_rank_that_said_hello(monkeypatch: pytest.Monke
     with_socket(story)
 
 
+class Scalar:
+    """As torch and numpy have them."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def item(self) -> object:
+        if isinstance(self._value, list):
+            raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+        return self._value
+
+    def __str__(self) -> str:
+        return f"tensor({self._value})"
+
+
+def test_numbers_of_torch_are_sent_as_numbers_and_nothing_else_makes_reporting_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(ranks: RankSocket, packets: Packets) -> None:
+        monkeypatch.setenv("RANK", "0")
+        channel = progress.Channel(ranks.name)
+        channel.send("progress", step=Scalar(3), loss=Scalar(1.5), tokens=Scalar([1, 2]))
+        await until(lambda: packets)
+        assert packets[0][1].items() >= {"step": 3, "loss": 1.5, "tokens": "tensor([1, 2])"}.items()
+        channel._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+        channel._socket.close()  # type: ignore[union-attr]
+
+    with_socket(story)
+
+
 def test_a_rank_that_never_came_cannot_be_told_anything() -> None:
     async def story(ranks: RankSocket, packets: Packets) -> None:
         assert not ranks.send(0, {"type": "exit", "code": 3})

@@ -1,0 +1,57 @@
+"""Which replica hangs: judged by progress, against its own pace and its peers'. Pure; time is an argument.
+
+A replica moves when its training step or its commits change. It hangs when it has not moved for longer than
+FACTOR times its median step and longer than the policy's `hang_after`, while its peers have moved: when all
+stand still they may be waiting for each other, for data or for a checkpoint, and a restart of one would
+help none. A replica that is left alone has only its own pace.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+FACTOR = 20.0
+"""How many of its own steps a replica may stand still; far above the spread of healthy steps."""
+REMEMBERED = 32
+
+
+@dataclass
+class Pace:
+    """How one replica has moved since its attempt began; times in seconds on one clock."""
+
+    moved_at: float
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def moved(self, now: float) -> None:
+        self.steps.append(now - self.moved_at)
+        self.moved_at = now
+
+    @property
+    def usual(self) -> list[float]:
+        """Seconds between its moves. The first interval holds the start-up, and says nothing of a step."""
+        return list(self.steps)[1:]
+
+
+def patience(pace: Pace, peers: Iterable[Pace], hang_after: float) -> float:
+    """Seconds that a replica may stand still: by its own steps, or by its peers' when it has made too few."""
+    usual = pace.usual or [seconds for peer in peers for seconds in peer.usual]
+    return max(hang_after, FACTOR * median(usual)) if usual else float("inf")
+
+
+def hanging(
+    paces: Mapping[int, Pace], training: frozenset[int], alone: bool, now: float, hang_after: float
+) -> dict[int, float]:
+    """The replicas that hang, with the seconds since each has moved.
+
+    `training` are those that should move; `alone` says that no other replica is there or will come back.
+    0 as `hang_after` turns this off.
+    """
+    if hang_after <= 0:
+        return {}
+    still = {replica: now - paces[replica].moved_at for replica in training if replica in paces}
+    found = {r: seconds for r, seconds in still.items() if seconds > patience(paces[r], paces.values(), hang_after)}
+    peers_move = any(seconds < hang_after for r, seconds in still.items() if r not in found)
+    return found if peers_move or alone else {}

@@ -1,0 +1,48 @@
+"""A rank that hangs is found by its progress, leaves its stacks in its log, and is restarted in place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_ft import events
+from slurm_ft.events import Event, Kind
+from tests.waiting import wait_until
+
+SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
+PROGRAM = """
+import time
+from slurm_ft.train.progress import report
+
+def one_step():
+    time.sleep(0.05)
+
+for step in range(1, 121):
+    one_step()
+    report(step)
+"""
+
+
+def test_a_stopped_rank_is_found_and_restarted_and_its_stacks_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run = tmp_path / "run"
+    argv = [SLURM_FT, "run", "--cluster", "local", "--replicas", "2", "--hang-after", "1", "--run-dir", str(run)]
+    head = subprocess.Popen([*argv, "--", sys.executable, str(tmp_path / "program.py")], stdin=subprocess.DEVNULL)
+
+    def found(kind: Kind, replica: int) -> list[Event]:
+        return [e for e in events.read(run / "events.jsonl") if e.kind is kind and e.replica == replica]
+
+    try:
+        wait_until(lambda: found(Kind.PROGRESSED, 1), 20)
+        subprocess.run([SLURM_FT, "inject", str(run), "--replica", "1", "--kind", "stop"], check=True, timeout=30)
+        wait_until(lambda: found(Kind.RANKS_STARTED, 1)[1:], 30, "replica 1 is restarted")
+        assert head.wait(30) == 0
+    finally:
+        head.terminate()
+        head.wait(30)
+    (failure,) = found(Kind.RANK_FAILED, 1)
+    assert failure.data["hung"] is True
+    assert failure.data["what"].startswith("it has stood still for")
+    assert "in one_step" in (run / "replicas" / "1" / "attempt_1" / "0.log").read_text()
+    assert not found(Kind.RANK_FAILED, 0)

@@ -1,0 +1,58 @@
+"""Who hangs, by progress alone."""
+
+from slurm_ft.controller.pace import FACTOR, Pace, hanging, patience
+
+
+def pace(*moves: float) -> Pace:
+    """A replica that has moved at these times."""
+    result = Pace(moves[0])
+    for t in moves[1:]:
+        result.moved(t)
+    return result
+
+
+STEADY = tuple(float(t) for t in range(11))
+
+
+def test_a_replica_that_stands_still_while_its_peers_move_hangs() -> None:
+    paces = {0: pace(*STEADY), 1: pace(*STEADY, *range(11, 50))}
+    assert hanging(paces, frozenset({0, 1}), False, 50.0, hang_after=30.0) == {0: 40.0}
+
+
+def test_it_does_not_hang_before_its_patience_is_over() -> None:
+    paces = {0: pace(*STEADY), 1: pace(*STEADY, *range(11, 40))}
+    assert not hanging(paces, frozenset({0, 1}), False, 39.0, hang_after=30.0)
+
+
+def test_slow_steps_have_more_patience_than_the_setting_says() -> None:
+    slow = pace(0.0, 100.0, 200.0, 300.0)
+    assert patience(slow, [], 30.0) == 100.0 * FACTOR
+
+
+def test_when_all_stand_still_nobody_hangs() -> None:
+    paces = {0: pace(*STEADY), 1: pace(*STEADY)}
+    assert not hanging(paces, frozenset({0, 1}), False, 500.0, hang_after=30.0)
+
+
+def test_a_replica_whose_only_peer_is_being_repaired_may_wait_for_it() -> None:
+    paces = {0: pace(*STEADY), 1: pace(*STEADY)}
+    assert not hanging(paces, frozenset({0}), False, 500.0, hang_after=30.0)
+
+
+def test_a_replica_that_is_left_alone_has_only_its_own_pace() -> None:
+    assert hanging({0: pace(*STEADY)}, frozenset({0}), True, 60.0, hang_after=30.0) == {0: 50.0}
+
+
+def test_one_that_hangs_after_its_first_step_is_judged_by_its_peers_pace() -> None:
+    paces = {0: pace(0.0, 1.0), 1: pace(*STEADY, *range(11, 50))}
+    assert hanging(paces, frozenset({0, 1}), False, 50.0, hang_after=30.0) == {0: 49.0}
+
+
+def test_start_up_is_not_a_step_and_where_nobody_has_made_two_steps_nobody_is_judged() -> None:
+    assert not hanging({0: pace(0.0, 1.0)}, frozenset({0}), True, 1e6, hang_after=30.0)
+
+
+def test_a_replica_that_is_being_repaired_is_not_judged_and_0_turns_it_off() -> None:
+    paces = {0: pace(*STEADY)}
+    assert not hanging(paces, frozenset(), True, 1e6, hang_after=30.0)
+    assert not hanging(paces, frozenset({0}), True, 1e6, hang_after=0.0)

@@ -43,7 +43,7 @@ from slurm_ft.spec import RunSpec
 from slurm_ft.train.progress import STACKS_SIGNAL
 
 PROGRESS_INTERVAL = 0.25
-REDIAL_AFTER = 5.0
+REDIAL_AFTER = 3.0
 TAIL_BYTES = 4000
 STACKS_WITHIN = 0.5
 """Seconds that a rank has to write its stacks; the handler runs at once, even while the GIL is held."""
@@ -292,8 +292,12 @@ class Agent:
         return rank_environment(os.environ, place, replica.environment, [*self._hosts, first_host])
 
     async def _clear(self, attempt: int, grace: float, stacks: bool) -> None:
-        if stacks:
+        """End what is left of an attempt. One that comes late, because a restarted controller has said it twice,
+        must not end the ranks of the next attempt."""
+        if stacks and attempt == self._attempt:
             await self._write_stacks()
+        if attempt < self._attempt:
+            return
         await self._ranks.clear(grace)
         self._client.send({"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()})
 

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,6 +106,17 @@ def _holder(text: str) -> str:
         return "another process"
 
 
+@contextlib.contextmanager
+def _blocked(signals: Iterable[int]) -> Iterator[None]:
+    """A child that starts meanwhile gets these signals only once it unblocks them, when it has its handlers;
+    one that comes too early waits instead of killing it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Child:
     """A process of the head's that must run: its command line (asked for at each start), its log, and
     when it crashed."""
@@ -117,7 +128,7 @@ class Child:
         self.watched: Watched | None = None
 
     def start(self) -> None:
-        with open(self._log, "ab") as log:
+        with open(self._log, "ab") as log, _blocked(SIGNALS):
             # The lock goes with the children: it is held as long as one of them looks after the run.
             self._process = subprocess.Popen(
                 self._argv(),
@@ -156,12 +167,13 @@ class Head:
         self._lighthouse = Child(partial(_lighthouse_argv, paths, spec, place), paths.head_log, lock)
         self._with_lighthouse = lighthouse.extension_path() is not None
         self._keeping: asyncio.Task[None] | None = None
+        self._asked = 0
 
     async def run(self) -> int:
         """Look after the run; gives its exit code."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, partial(self._controller.signal, number))
+            loop.add_signal_handler(number, self._pass_on, number)
         try:
             self._paths.lighthouse.unlink(missing_ok=True)
             if self._with_lighthouse:
@@ -175,6 +187,10 @@ class Head:
             self._lighthouse.signal(signal.SIGTERM)
             if self._lighthouse.watched is not None:
                 await self._lighthouse.wait()
+
+    def _pass_on(self, number: int) -> None:
+        self._asked = number
+        self._controller.signal(number)
 
     async def _address(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -195,6 +211,8 @@ class Head:
     async def _keep_controller(self) -> int:
         while True:
             self._controller.start()
+            if self._asked:  # before there was a controller, or of one that has died since
+                self._controller.signal(self._asked)
             code = await self._controller.wait()
             if code >= 0 and code != EXIT_CRASHED:
                 return code

@@ -208,7 +208,9 @@ def _failure(e: Event, launch: bool = False) -> Failure:
 
 
 def _with_failure(r: Replica, failure: Failure) -> Replica:
-    silent = tuple(host for index, host in enumerate(r.hosts) if index not in r.agents) if failure.launch else ()
+    silent: tuple[str, ...] = ()
+    if failure.launch and r.pid is not None:  # without a first process the launcher failed, and no host
+        silent = tuple(host for index, host in enumerate(r.hosts) if index not in r.agents)
     return replace(
         r,
         failure=failure,

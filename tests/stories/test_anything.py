@@ -26,7 +26,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @initialize(works=st.booleans())
     def begin(self, works: bool) -> None:
-        self.world = World(replicas=3, hosts=2, policy=POLICY, launcher_works=works)
+        self.world = World(replicas=3, hosts=2, policy=POLICY, launcher_works=works, spares=2)
 
     def state(self, replica: int) -> State:
         return self.world.replica(replica).state
@@ -124,8 +124,16 @@ class AnyHistory(RuleBasedStateMachine):
     def the_budgets_hold(self) -> None:
         now = self.world.now
         for replica in self.world.supervisor.state.replicas:
+            present = max((t for t, r in replica.restarts if r == "spare"), default=0.0)
             for rung, budget in (("in place", POLICY.in_place), ("by step", POLICY.step)):
-                assert sum(r == rung and now - t < budget.seconds for t, r in replica.restarts) <= budget.restarts
+                recent = [t for t, r in replica.restarts if r == rung and now - t < budget.seconds and t > present]
+                assert len(recent) <= budget.restarts
+
+    @invariant()
+    def no_host_is_in_two_places(self) -> None:
+        state = self.world.supervisor.state
+        hosts = [host for replica in state.replicas for host in replica.hosts]
+        assert len({*hosts, *state.spares}) == len(hosts) + len(state.spares)
 
     def teardown(self) -> None:
         """However far it got, a stop brings it to an end."""

@@ -210,6 +210,13 @@ STORIES = {
         ends=97,
         because="no step could be started",
     ),
+    "the launcher itself fails: no spare is spent on that": Story(
+        spares=2,
+        launcher_works=False,
+        history="wait 1.0; launcher mended; wait 1.0",
+        effects="launch 0.1 fails; launch 0.2 fails",
+        ends=97,
+    ),
     "the launcher works again after a while": Story(
         launcher_works=False,
         policy=Policy(step=Budget(9, 600.0), backoff=1.0),

@@ -19,7 +19,7 @@ from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Policy
 
 MOST_ROUNDS = 50
-"""Rounds of deciding after one event. Each round moves a replica on, so more would be a fault of ours."""
+"""Rounds of deciding after one event. More are needed only where repairs fail at once and may begin at once."""
 
 
 class Effects(Protocol):
@@ -67,7 +67,7 @@ class Supervisor:
         self.state = supervise.observe(self.state, event)
 
     def act(self) -> None:
-        """Do all that is to be done now."""
+        """Do all that is to be done now; after MOST_ROUNDS the rest waits for the next tick."""
         for _ in range(MOST_ROUNDS):
             actions, reasons = supervise.decide(self._clock(), self.state, self._policy)
             self.reasons = reasons or self.reasons  # of a run that has ended the last ones stand
@@ -75,7 +75,6 @@ class Supervisor:
                 return
             for action in actions:
                 self._perform(action)
-        raise RuntimeError(f"deciding does not come to an end: {actions}")
 
     def _perform(self, action: supervise.Action) -> None:
         match action:

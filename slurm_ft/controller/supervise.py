@@ -543,7 +543,7 @@ def _repair_by_step(now: float, r: Replica, policy: Policy, spares: Sequence[str
     if a host is bad; or give up."""
     count, limit = used(r, BY_STEP, policy.step, now), policy.step.restarts
     what = r.failure.what if r.failure else "its step is gone"
-    bad = _bad_host(r, count >= limit) if spares else ""
+    bad = _bad_host(r, count, count >= limit) if spares else ""
     if count >= limit and not bad:
         why = f"{what}; {len(r.restarts)} restarts are used up"
         return EndStep(r.id, State.FAILED, why, policy.kill_grace), why
@@ -557,13 +557,14 @@ def _repair_by_step(now: float, r: Replica, policy: Policy, spares: Sequence[str
     return LaunchStep(r.id), f"{what}; its step is started again ({count} of {limit} step restarts used)"
 
 
-def _bad_host(r: Replica, used_up: bool) -> str:
-    """The host that a spare should replace, or ''.
+def _bad_host(r: Replica, count: int, used_up: bool) -> str:
+    """The host that a spare should replace, or ''. `count` step restarts have been used on the present hosts.
 
-    One whose agent fell silent or did not come up; or, when the restarts are used up, the one on which the
-    replica failed last. A program that has never got on anywhere fails on every host, and takes no spare.
+    One whose agent fell silent, or did not come up a second time: a busy Slurm may refuse a step once. Or,
+    when the restarts are used up, the one on which the replica failed last; a program that has never got on
+    anywhere fails on every host, and takes no spare.
     """
-    if r.suspects:
+    if r.suspects and (count or used_up or not (r.failure and r.failure.launch)):
         return r.suspects[0]
     host = r.failure.host if r.failure else ""
     return host if used_up and r.ever_joined and host in r.hosts else ""
@@ -627,11 +628,14 @@ def _verdict(state: RunState, policy: Policy) -> EndRun:
     """The exit code of a run whose replicas are all in a final state."""
     done = [r for r in state.replicas if r.state is State.DONE]
     failed = [r for r in state.replicas if r.state is State.FAILED]
+    why = f"{len(done)} of {len(state.replicas)} replicas finished"
     # In a torchft run the replicas train one model: when one has finished, the training is finished.
-    if len(done) >= policy.min_replicas or (done and (state.collective or not (failed or state.stop))):
-        return EndRun(EXIT_DONE, f"{len(done)} of {len(state.replicas)} replicas finished")
+    if len(done) == len(state.replicas) or (done and state.collective):
+        return EndRun(EXIT_DONE, why)
     if state.stop:
         return EndRun(state.stop_code, state.stop)
+    if len(done) >= policy.min_replicas or (done and not failed):
+        return EndRun(EXIT_DONE, why)
     if all(r.failure is not None and r.failure.launch for r in failed):
         return EndRun(EXIT_LAUNCH, "no step could be started")
     if not any(r.ever_joined for r in failed):

@@ -248,6 +248,24 @@ STORIES = {
         effects="launch 0.1; launch 1.1; start 0.1; start 1.1; launch 1.2; launch 1.3 with spare0; start 1.2",
         ends=None,
     ),
+    "a busy Slurm refuses the first step: the second one comes up, and no spare is taken": Story(
+        spares=1,
+        history="exit 0 'srun exited with code 97'; up 0",
+        effects="launch 0.1; launch 0.2; start 0.1",
+        ends=None,
+    ),
+    "a host that is dead from the start: a spare takes its place after one more try": Story(
+        spares=1,
+        history="exit 0 'srun exited with code 97'; exit 0 'srun exited with code 97'; up 0",
+        effects="launch 0.1; launch 0.2; launch 0.3 with spare0; start 0.1",
+        ends=None,
+    ),
+    "a stop while replicas that train each for itself have work left": Story(
+        replicas=2,
+        history="up 0; up 1; done 0; exit 0; stop 75; exit 1",
+        effects="launch 0.1; launch 1.1; start 0.1; start 1.1; end 0.1 grace 30; end 1.1 grace 30",
+        ends=75,
+    ),
     "two hosts fall silent and there is one spare: it is taken once": Story(
         replicas=2,
         spares=1,

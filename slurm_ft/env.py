@@ -17,6 +17,18 @@ MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
 RUNS = "SLURM_FT_RUNS"
 ADDRESS = "SLURM_FT_ADDRESS"
 DEVCLUSTER = "SLURM_FT_DEVCLUSTER"
+ROOT = "SLURM_FT_ROOT"
+SITE = "SLURM_FT_SITE"
+PARTITION = "SLURM_FT_PARTITION"
+ACCOUNT = "SLURM_FT_ACCOUNT"
+QOS = "SLURM_FT_QOS"
+TIME = "SLURM_FT_TIME"
+GPUS_PER_NODE = "SLURM_FT_GPUS_PER_NODE"
+CPUS_PER_NODE = "SLURM_FT_CPUS_PER_NODE"
+MEM = "SLURM_FT_MEM"
+SPARES = "SLURM_FT_SPARES"
+LINES = "SLURM_FT_LINES"
+OPTIONS = "SLURM_FT_OPTIONS"
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
@@ -52,4 +64,16 @@ VARIABLES = (
     Variable(RUNS, "user", "the folder that holds run folders; `runs` by default"),
     Variable(DEVCLUSTER, "user", "the folder of the devcluster (python -m slurm_ft.testing.devcluster)"),
     Variable(ADDRESS, "user", "the address on which the head listens; Slurm's NodeAddr by default"),
+    Variable(SITE, "user", "the site's settings: a file, or a shipped profile's name (slurm-ft config --profiles)"),
+    Variable(PARTITION, "user", "stands for --partition; SBATCH_PARTITION does too"),
+    Variable(ACCOUNT, "user", "stands for --account; SBATCH_ACCOUNT does too"),
+    Variable(QOS, "user", "stands for --qos; SBATCH_QOS does too"),
+    Variable(TIME, "user", "stands for --time"),
+    Variable(GPUS_PER_NODE, "user", "stands for --gpus-per-node"),
+    Variable(CPUS_PER_NODE, "user", "stands for --cpus-per-node"),
+    Variable(MEM, "user", "stands for --mem"),
+    Variable(SPARES, "user", "stands for --spares"),
+    Variable(ROOT, "module", "the installation; its etc/slurm-ft/config.toml is the site's file, where there is one"),
+    Variable(LINES, "submit", "the `# SLURM_FT` lines of a script, for the `slurm-ft run` in it"),
+    Variable(OPTIONS, "submit", "options of `slurm-ft submit SCRIPT`; they win over those of the `slurm-ft run` in it"),
 )

@@ -19,6 +19,7 @@ import sys
 from typing import Any, NoReturn, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
 from slurm_ft import __version__
 from slurm_ft.errors import UsageError
@@ -34,6 +35,11 @@ COMMANDS = {
     "stop": ("slurm_ft.cli.stop", "End a run in order: its ranks may save first."),
     "cancel": ("slurm_ft.cli.cancel", "End a run now: scancel its job or end its local head."),
     "list": ("slurm_ft.cli.list_runs", "List the runs in the runs folder."),
+    "templates": ("slurm_ft.cli.templates", "List, show or copy sbatch scripts to start from."),
+    "config": ("slurm_ft.cli.config", "Show the settings that hold here, and where each comes from."),
+    "env": ("slurm_ft.cli.env", "Show which variables reach a job, a replica's step and a rank."),
+    "module": ("slurm_ft.cli.module", "Print or write the modulefile of an installation."),
+    "completion": ("slurm_ft.cli.completion", "Print the completion script of bash, zsh or fish."),
 }
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -56,11 +62,16 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             close = difflib.get_close_matches(name, COMMANDS, 1)
             hint = f"did you mean `{close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
             raise UsageError(f"there is no command `{name}`", hint)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        # From the table, since click's own imports each command to see whether it is hidden.
+        names = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         # Here and not in `main`, because click takes a broken pipe for a failure and leaves with 1.

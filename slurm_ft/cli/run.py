@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from slurm_ft.cli.spec_options import check_program, make_spec, spec_options
+from slurm_ft import config, env
+from slurm_ft.cli.common import Configured
+from slurm_ft.cli.spec_options import check_program, folder_name, make_spec, spec_options
 from slurm_ft.errors import UsageError
+from slurm_ft.submit.script import lines_of_job
 
 EPILOG = """\b
 Examples:
@@ -19,27 +25,57 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+def given(words: Sequence[str], origin: str) -> dict[str, Any]:
+    """The options that these words give, by the names of parameters. Raises UsageError for words that are wrong."""
+    try:
+        context = command.make_context("slurm-ft run", [*words, "--", "-"])
+    except click.UsageError as error:
+        raise UsageError(f"{origin}: {error.format_message()}", "see `slurm-ft run -h`") from None
+    names = (name for name in context.params if name != "command")
+    return {name: context.params[name] for name in names if _was_given(context, name)}
+
+
+def _was_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _with_the_scripts(options: dict[str, Any]) -> dict[str, Any]:
+    """These options above those of the script's `# SLURM_FT` lines, and below those of `slurm-ft submit SCRIPT`."""
+    context = click.get_current_context()
+    own = {name: value for name, value in options.items() if _was_given(context, name)}
+    lines = given(lines_of_job(os.environ), "# SLURM_FT lines")
+    above = given(shlex.split(os.environ.get(env.OPTIONS, "")), f"${env.OPTIONS}")
+    environment = [*lines.get("environment", ()), *own.get("environment", ()), *above.get("environment", ())]
+    return options | lines | own | above | {"environment": environment}
+
+
+@click.command(cls=Configured, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--cluster", type=click.Choice(["slurm", "local"]), default="slurm", show_default=True)
 @spec_options
 def command(**options: Any) -> None:
     """Run COMMAND in this allocation, and look after it until it ends.
 
     One replica per node unless --replicas says otherwise. COMMAND is any program, `python ...`, or
-    `titan ...`.
+    `titan ...`. Lines `# SLURM_FT --replicas=4` at the top of the job's script are options too; those of this
+    command win.
     """
     from slurm_ft.controller.head import look_after, open_run
     from slurm_ft.paths import RunPaths
     from slurm_ft.submit.local_run import new_job_id
     from slurm_ft.submit.place import allocation_place, local_place
 
+    options = _with_the_scripts(options)
     local = options["cluster"] == "local"
     place = None if local else allocation_place(os.environ)
-    options["name"] = options["name"] or (os.environ.get("SLURM_JOB_NAME") if not local else None)
-    hosts = len(place.hosts) if place else options["replicas"] or 1
-    replicas = options["replicas"] or max(1, (hosts - options["spares"]) // max(1, options["nodes_per_replica"]))
-    gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    ranks = options["ranks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
+    if not options["name"] and not local and os.environ.get("SLURM_JOB_NAME"):
+        options["name"] = folder_name(os.environ["SLURM_JOB_NAME"])
+    replicas, ranks = options["replicas"], options["ranks_per_node"]
+    if replicas is None:
+        hosts = len(place.hosts) if place else 1
+        replicas = max(1, (hosts - options["spares"]) // max(1, options["nodes_per_replica"]))
+    if ranks is None:
+        gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
+        ranks = max(1, int(gpus)) if gpus.isdigit() else 1
     spec = make_spec(options, options["cluster"], replicas, ranks)
     check_program(spec.replica.command, sys.executable)
     runs = Path(options["runs"])
@@ -50,11 +86,15 @@ def command(**options: Any) -> None:
             f"the run needs {spec.hosts} hosts and the allocation has {len(place.hosts)}",
             "lower --replicas, --nodes-per-replica or --spares, or ask Slurm for more nodes",
         )
-    paths = RunPaths(options["run_dir"] or runs / f"{spec.name}-{place.job_id}")
+    job_id = os.environ.get("SLURM_JOB_ID", place.job_id)
+    paths = RunPaths((options["run_dir"] or str(runs / f"{spec.name}-{place.job_id}")).replace("%j", job_id))
     if options["dry_run"]:
         click.echo(dry_run(paths, spec, place))
         return
     open_run(paths, spec)
+    if not local:
+        for name, value in config.settings(os.environ, Path.cwd()).variables().items():
+            os.environ.setdefault(name, value)
     click.echo(f"run folder: {paths.root}", err=True)
     sys.exit(look_after(paths, place))
 

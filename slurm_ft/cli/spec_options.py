@@ -22,7 +22,7 @@ _DEFAULTS = Policy()
 _OPTIONS = (
     click.option("--name", help="The run's name.  [default: the program's]"),
     click.option("--run-dir", type=click.Path(), help="The run folder.  [default: RUNS/NAME-JOBID]"),
-    click.option("--runs", type=click.Path(), envvar="SLURM_FT_RUNS", default="runs", show_default=True,
+    click.option("--runs", type=click.Path(), default="runs", show_default=True,
                  help="The folder that holds run folders."),
     click.option("--replicas", type=int, help="Replicas of the model that train together."),
     click.option("--min-replicas", type=int, default=1, show_default=True,
@@ -90,8 +90,12 @@ def default_name(command: Sequence[str]) -> str:
     index = program_index(command) if is_python(word) else None
     if index is not None:
         word = command[index + 1] if command[index] == "-m" and index + 1 < len(command) else command[index]
-    name = Path(word).stem.rpartition(".")[2]
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).strip("-") or "run"
+    return folder_name(Path(word).stem.rpartition(".")[2])
+
+
+def folder_name(text: str) -> str:
+    """A text with what is not fit for a folder's name replaced: a run is called so."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in text).strip("-") or "run"
 
 
 def check_program(command: Sequence[str], python: str) -> None:
@@ -102,5 +106,5 @@ def check_program(command: Sequence[str], python: str) -> None:
     if shutil.which(argv[0]) is None:
         raise UsageError(f"there is no program `{argv[0]}` here", "check its spelling, the PATH and loaded modules")
     index = program_index(argv) if is_python(argv[0]) else None
-    if index is not None and not argv[index].startswith("-") and not Path(argv[index]).is_file():
+    if index is not None and not argv[index].startswith("-") and not Path(argv[index]).exists():
         raise UsageError(f"there is no script `{argv[index]}`", f"paths are taken from {Path.cwd()}")

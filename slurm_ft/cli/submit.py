@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from slurm_ft import config
+from slurm_ft.cli.common import Configured
 from slurm_ft.cli.spec_options import check_program, make_spec, spec_options
 from slurm_ft.errors import SlurmFTError, UsageError
+from slurm_ft.submit.script import Script
+from slurm_ft.submit.script import find as find_script
 
 if TYPE_CHECKING:
     from slurm_ft.paths import RunPaths
@@ -27,7 +35,11 @@ Examples:
 DETACHED = "left the run to itself"
 
 
-@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+class SubmitCommand(Configured):
+    keys = tuple(key.name for key in config.KEYS if key.kind != "texts")
+
+
+@click.command(cls=SubmitCommand, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--cluster",
     type=click.Choice(["auto", "slurm", "local"]),
@@ -57,21 +69,58 @@ DETACHED = "left the run to itself"
 def command(**options: Any) -> None:
     """Submit COMMAND as one job of replicas x nodes-per-replica + spares nodes, and show how it gets on.
 
+    COMMAND may be an sbatch script of your own, with #SBATCH and `# SLURM_FT` lines and `slurm-ft run` in it: it is
+    submitted as it is, and options of this command win over its lines.
+
     Without --no-wait the exit code is the run's. Ctrl-C asks on a terminal whether to leave the run alone
     or to stop it; elsewhere it leaves it alone.
     """
+    script = find_script(options["command"])
+    if script is not None and options["cluster"] != "local":
+        _submit_script(script, options)
+        return
     cluster = _cluster(options["cluster"], options["dry_run"])
-    ranks = options["ranks_per_node"] or options["gpus_per_node"] or 1
-    spec = make_spec(options, cluster, options["replicas"] or 1, ranks)
+    if cluster == "local":
+        _without_settings_for_slurm(options)
+    given = (options["ranks_per_node"], options["gpus_per_node"], 1)
+    ranks = next(number for number in given if number is not None)
+    replicas = 1 if options["replicas"] is None else options["replicas"]
+    spec = make_spec(options, cluster, replicas, ranks)
     submit = _submit_local if cluster == "local" else _submit_slurm
     submitted = submit(options, spec)
     if submitted is None:
         return
     job_id, paths = submitted
+    _show(options, spec.name, job_id, paths, cluster)
+
+
+def _submit_script(script: Script, options: dict[str, Any]) -> None:
+    """Submit the user's own script, and show its run as one of ours."""
+    from slurm_ft.cli.submit_script import submission
+    from slurm_ft.paths import RunPaths
+    from slurm_ft.submit import script as own
+    from slurm_ft.submit.slurm_job import check_shared
+
+    _cluster("slurm", options["dry_run"])
+    request, run_dir, nodes = submission(script, options)
+    _check_allowed(options["sbatch_args"], config.settings(os.environ, Path.cwd()).texts("allowed_sbatch_args"))
+    if options["dry_run"]:
+        for name, value in request.variables.items():
+            click.echo(f"{name}={shlex.quote(value)} \\")
+        click.echo(shlex.join(request.argv()))
+        return
+    if not options["local_run_dir"]:
+        check_shared(Path(run_dir), nodes)
+    job_id = own.submit(request)
+    _show(options, script.name, job_id, RunPaths(run_dir.replace("%j", job_id)), "slurm")
+
+
+def _show(options: dict[str, Any], name: str, job_id: str, paths: RunPaths, cluster: str) -> None:
+    """Say what was submitted, and wait for its end unless that is not wanted."""
     if options["parsable"]:
         click.echo(job_id)
         return
-    click.echo(f"submitted {spec.name} as {'job ' if cluster == 'slurm' else ''}{job_id}", err=True)
+    click.echo(f"submitted {name} as {'job ' if cluster == 'slurm' else ''}{job_id}", err=True)
     click.echo(f"run folder: {paths.root}", err=True)
     if not options["no_wait"]:
         sys.exit(_wait(paths, job_id, cluster))
@@ -85,6 +134,23 @@ def _cluster(choice: str, dry_run: bool) -> str:
         "there is no Slurm here (no sbatch on the PATH)",
         "load your site's Slurm module, or run on this machine with `--cluster local`",
     )
+
+
+def _without_settings_for_slurm(options: dict[str, Any]) -> None:
+    """What a site set for its hosts says nothing about this machine."""
+    context = click.get_current_context()
+    for name, default in (("gpus_per_node", None), ("spares", 0)):
+        if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+            options[name] = default
+
+
+def _check_allowed(arguments: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raises UsageError for an option that the settings do not allow."""
+    names = {name.lstrip("-") for name in allowed}
+    for argument in arguments:
+        name = argument.lstrip("-").partition("=")[0].partition(" ")[0]
+        if names and name not in names:
+            raise UsageError(f"--sbatch-arg `{argument}` is not allowed here", f"allowed: {', '.join(sorted(names))}")
 
 
 def _submit_local(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths] | None:
@@ -109,12 +175,15 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths
     from slurm_ft.paths import RunPaths
     from slurm_ft.submit import slurm_job
 
+    settings = config.settings(os.environ, Path.cwd())
+    _check_allowed(options["sbatch_args"], settings.texts("allowed_sbatch_args"))
     runs = Path(options["runs"]).absolute()
     request = slurm_job.JobRequest(
         spec=spec,
         run_dir=str(Path(options["run_dir"]).absolute()) if options["run_dir"] else f"{runs}/{spec.name}-%j",
         folder=runs / ".submitit",
-        options=slurm_job.sbatch_options(
+        options=slurm_job.sbatch_options({}, settings.texts("sbatch_args"))
+        + slurm_job.sbatch_options(
             {
                 "time": options["time_limit"],
                 "partition": options["partition"],
@@ -126,7 +195,8 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths
             },
             options["sbatch_args"],
         ),
-        setup=tuple(options["setup"]),
+        setup=settings.texts("setup") + tuple(options["setup"]),
+        network=tuple(settings.variables().items()),
     )
     if options["dry_run"]:
         click.echo(f"# sbatch {request.folder}/submission_file_<id>.sh")

@@ -8,14 +8,13 @@ holds the job's id, which is known only afterwards: the job makes the folder whe
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -30,23 +29,25 @@ from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
 from slurm_ft.slurm.states import reason_words
 from slurm_ft.spec import RunSpec
+from slurm_ft.submit.crossing import submission_environment
 
 WARNING_SECONDS = 120
 """How long before the time limit Slurm warns the run: more than KillWait, and time to save."""
 
-INSTALLATION = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|TIME_FORMAT|FT_.*)")
-CHOICES = re.compile(r"SBATCH_(ACCOUNT|PARTITION|QOS|CONSTRAINT|RESERVATION|CLUSTERS|WCKEY)")
-
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What to submit: the run, its folder (`%j` stands for the job's id), and sbatch's own options."""
+    """What to submit: the run, its folder (`%j` stands for the job's id), and sbatch's own options.
+
+    `network` holds variables that the job sets where its environment has no value.
+    """
 
     spec: RunSpec
     run_dir: str
     folder: Path
     options: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    network: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def render(request: JobRequest, command: str) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters.update(directive=directive, oneline=_oneline)
+    environment.filters.update(directive=directive, oneline=_oneline, quote=shlex.quote)
     template = files("slurm_ft").joinpath("sbatch_templates/submit.sbatch.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         version=__version__,
@@ -101,6 +102,7 @@ def render(request: JobRequest, command: str) -> str:
         nodes=request.spec.hosts,
         options=request.options,
         setup=request.setup,
+        network=request.network,
         folder=str(request.folder),
         run_dir=request.run_dir,
         warning_seconds=WARNING_SECONDS,
@@ -131,7 +133,7 @@ def submit(request: JobRequest) -> str:
             f"the runs folder `{request.folder.parent}` cannot be written: {error.strerror}",
             "choose another with --runs",
         ) from None
-    with submission_environment():
+    with submission_environment(request.options):
         ask_whether_possible(request)
         try:
             executor = Executor(folder=request.folder, max_num_timeout=0)
@@ -167,30 +169,6 @@ def ask_whether_possible(request: JobRequest) -> None:
 def _refusal(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("sbatch:", "error:"))]
     return "; ".join(lines) or _oneline(text)
-
-
-@contextlib.contextmanager
-def submission_environment() -> Iterator[None]:
-    """For the time of a submission, the environment without what an outer job would leak into the new one.
-
-    Kept: where Slurm is (SLURM_CONF), and what the user chose by variables that nothing of ours contradicts
-    (account, partition and the like). sbatch hands its environment on to the job, so this is also what the
-    job starts with.
-    """
-    before = dict(os.environ)
-    stray = [
-        name
-        for name in before
-        if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_"))
-        and not INSTALLATION.fullmatch(name)
-        and not CHOICES.fullmatch(name)
-    ]
-    try:
-        for name in stray:
-            del os.environ[name]
-        yield
-    finally:
-        os.environ.update({name: before[name] for name in stray})
 
 
 class JobWatch:
@@ -240,4 +218,10 @@ def check_shared(run_dir: Path, hosts: int) -> None:
 def sbatch_options(chosen: dict[str, str | int | None], extra: Sequence[str]) -> tuple[str, ...]:
     """sbatch's options as they stand in the script, the user's own last, so that they win."""
     named = [f"--{name}={directive(str(value))}" for name, value in chosen.items() if value not in (None, "")]
-    return (*named, *extra)
+    return (*named, *map(_argument, extra))
+
+
+def _argument(text: str) -> str:
+    """`--name=value` as it stands in the script; anything else as it is."""
+    name, equals, value = text.partition("=")
+    return f"{name}={directive(value)}" if equals and name.startswith("--") else text

@@ -1,0 +1,181 @@
+"""A user's own sbatch script, with `#SBATCH` lines and `# SLURM_FT` lines.
+
+The mark is written with a blank: sbatch refuses a script in which a line begins with `#SLURM`, since it takes
+that for a misspelt `#SBATCH`. `#SLURM_FT` is understood as well; then a copy with the blank is submitted.
+
+The script is submitted as it is otherwise. What the command line says goes to sbatch as options, which win over lines;
+what the `# SLURM_FT` lines and the command line say to `slurm-ft run` goes along in two variables: the lines
+stand below the options of the script's own `slurm-ft run`, the command line above them. A script that was
+submitted with plain sbatch has no such variables: then `lines_of_job` asks Slurm for the script, once.
+
+Lines are read as sbatch reads its own: from the top to the first line that is neither empty nor a comment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ft import env
+from slurm_ft.errors import LaunchError, TryAgain, UsageError
+from slurm_ft.slurm.client import command_environment
+from slurm_ft.submit.crossing import into_job
+
+ALWAYS = ("--ntasks-per-node=1", "--no-kill", "--requeue", "--open-mode=append", "--signal=B:USR2@120")
+"""What a job of slurm-ft needs. A script that says nothing about one of them gets it."""
+
+SHORT = {"-A": "account", "-J": "job-name", "-N": "nodes", "-c": "cpus-per-task", "-k": "no-kill", "-p": "partition",
+         "-q": "qos", "-t": "time", "-a": "array", "-G": "gpus"}  # fmt: skip
+OWN_MARK = re.compile(r"#[ \t]?SLURM_FT(?=[ \t])")
+UNBEARABLE = re.compile(r"^#(?=SLURM_FT[ \t])", re.MULTILINE)
+OPPOSITES = {"no-requeue": "requeue"}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script's lines: sbatch's options by their long names, and the words for `slurm-ft run`."""
+
+    path: Path
+    options: Mapping[str, str]
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.options.get("job-name") or self.path.stem
+
+
+def find(command: Sequence[str]) -> Script | None:
+    """The script that a command's first word is, or None: then it is a program for the ranks."""
+    path = Path(command[0]) if command else None
+    if path is None or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if file.read(2) != b"#!":
+            return None
+        text = (b"#!" + file.read(1 << 20)).decode(errors="replace")
+    script = parse(text, path)
+    return script if script.options or script.words else None
+
+
+def parse(text: str, path: Path) -> Script:
+    """A script's lines. Raises UsageError for one whose quotes do not match."""
+    options: dict[str, str] = {}
+    words: list[str] = []
+    for number, line in enumerate(_head(text), 1):
+        own = OWN_MARK.match(line)
+        if not own and not line.startswith("#SBATCH"):
+            continue
+        try:
+            found = shlex.split(line[own.end() if own else len("#SBATCH") :], comments=True)
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number}: {error}", "quotes come in pairs") from None
+        if own:
+            words += found
+        else:
+            options |= _named(found)
+    return Script(path, options, tuple(words))
+
+
+def _head(text: str) -> list[str]:
+    lines = text.splitlines()
+    end = next((number for number, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+    return lines[:end]
+
+
+def _named(words: Sequence[str]) -> dict[str, str]:
+    """sbatch's options by their long names; a word that is no option is the value of the one before it."""
+    found: dict[str, str] = {}
+    last = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+        elif word.startswith("-") and len(word) > 1:
+            name, value = SHORT.get(word[:2], word[:2]), word[2:].removeprefix("=")
+        else:
+            found[last] = word
+            continue
+        last = OPPOSITES.get(name, name)
+        found[last] = value
+    return found
+
+
+def missing(script: Script) -> list[str]:
+    """The options of ALWAYS about which the script says nothing."""
+    return [option for option in ALWAYS if option[2:].partition("=")[0] not in script.options]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One sbatch call: options that win over the script's, arguments of the script, words for `slurm-ft run`."""
+
+    script: Script
+    options: tuple[str, ...]
+    arguments: tuple[str, ...]
+    words: tuple[str, ...]
+
+    def argv(self, *extra: str, path: Path | None = None) -> list[str]:
+        return ["sbatch", "--parsable", *extra, *self.options, str(path or self.script.path), *self.arguments]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {env.LINES: shlex.join(self.script.words), env.OPTIONS: shlex.join(self.words)}
+
+
+def submit(request: Submission) -> str:
+    """Submit the script; gives the job's id. Raises UsageError, TryAgain or LaunchError with Slurm's words."""
+    dropped = into_job(os.environ, request.options)
+    environ = {name: value for name, value in os.environ.items() if name not in dropped} | request.variables
+    with _bearable(request.script) as path:
+        for extra in (("--test-only",), ()):
+            argv = request.argv(*extra, path=path)
+            done = subprocess.run(argv, env=environ, capture_output=True, text=True, errors="replace")
+            if done.returncode:
+                _refused(" ".join(done.stderr.replace("sbatch: error:", "").split()), bool(extra), request)
+    return done.stdout.strip().partition(";")[0]
+
+
+@contextlib.contextmanager
+def _bearable(script: Script) -> Iterator[Path]:
+    """The script, or a copy for as long as sbatch reads it, without a line that sbatch refuses."""
+    content = script.path.read_bytes().decode(errors="surrogateescape")
+    mended = UNBEARABLE.sub("# ", content)
+    if mended == content:
+        yield script.path
+        return
+    with tempfile.NamedTemporaryFile(prefix="slurm-ft-", suffix=".sbatch") as file:
+        file.write(mended.encode(errors="surrogateescape"))
+        file.flush()
+        yield Path(file.name)
+
+
+def _refused(words: str, possible: bool, request: Submission) -> None:
+    if "contact slurm controller" in words or "timed out" in words:
+        raise TryAgain(f"Slurm does not answer: {words}", "try again in a few minutes")
+    if possible:
+        raise UsageError(
+            f"Slurm cannot give what was asked: {words}",
+            f"see the #SBATCH lines of {request.script.path}; `sinfo` lists what there is",
+        )
+    raise LaunchError(f"Slurm refused the job: {words}", "see the call with `slurm-ft submit --dry-run`")
+
+
+def lines_of_job(surroundings: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of the # SLURM_FT lines of the script around us: from `submit`, else from Slurm, else none."""
+    if env.LINES in surroundings:
+        return tuple(shlex.split(surroundings[env.LINES]))
+    job_id = surroundings.get("SLURM_JOB_ID")
+    if not job_id:
+        return ()
+    try:
+        argv = ["scontrol", "write", "batch_script", job_id, "-"]
+        done = subprocess.run(argv, env=command_environment(surroundings), capture_output=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return parse(done.stdout.decode(errors="replace"), Path("the job's script")).words if done.returncode == 0 else ()

@@ -1,6 +1,6 @@
 """The run folder: every file name of a run has its owner here.
 
-run.json                    the spec; written once
+run.json                    the spec; written once, for its owner only: it may hold secrets of --env
 events.jsonl                what happened; append only; the controller is its only writer
 state.json                  a snapshot for readers; replaced at most once a second
 lock                        held (flock) by the head as long as the run is looked after
@@ -82,8 +82,8 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
         raise
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_atomic(path, json.dumps(value, indent=1, sort_keys=False) + "\n")
+def write_json(path: Path, value: Mapping[str, Any], mode: int = 0o644) -> None:
+    write_atomic(path, json.dumps(value, indent=1, sort_keys=False) + "\n", mode)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Policy:
     agent_timeout: float = 10.0
     finish_grace: float = 60.0
     orphan_timeout: float = 120.0
-    hang_after: float = 120.0
+    hang_after: float = 300.0
     lighthouse: Lighthouse = Lighthouse()
 
     def problems(self) -> list[Problem]:

@@ -108,6 +108,7 @@ class Agent:
         self._forwarder = Forwarder(self._paths.lighthouse)
         self._lighthouse = ""
         self._attempt = 0
+        self._cleared = 0
         self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
         self._ends: dict[int, Message] = {}  # told again to a controller that was started again
         self._observed = Observed(0, self._client.send)
@@ -203,7 +204,9 @@ class Agent:
 
     async def _live(self) -> None:
         while True:
-            self._client.send({"type": "alive"})
+            # With what the controller must know, in case a message was lost with a connection.
+            ended = sorted(self._ends)
+            self._client.send({"type": "alive", "attempt": self._attempt, "ended": ended, "cleared": self._cleared})
             silence = time.monotonic() - self._heard
             if silence > REDIAL_AFTER:
                 self._client.dial()
@@ -299,6 +302,7 @@ class Agent:
         if attempt < self._attempt:
             return
         await self._ranks.clear(grace)
+        self._cleared = attempt
         self._client.send({"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()})
 
     async def _write_stacks(self) -> None:
@@ -318,7 +322,7 @@ class Agent:
 
     def _inject(self, rank: int, kind: str) -> str:
         """Hurt a rank; gives what went wrong, or ''."""
-        if kind.startswith("exit:"):
+        if kind.startswith("exit:") and kind.removeprefix("exit:").isdigit():
             told = self._socket.send(rank, {"type": "exit", "code": int(kind.removeprefix("exit:"))})
             return "" if told else f"rank {rank} is no observed Python program; use kill, term or segv"
         numbers = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
@@ -347,6 +351,7 @@ def main() -> None:
     parser.add_argument("--step", type=int, required=True)
     parser.add_argument("--hosts", required=True, help="the replica's hosts, as a hostlist")
     parser.add_argument("--host", help="the name of this host; Slurm's by default")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how ranks end
     sys.exit(asyncio.run(_main(parser.parse_args())))
 
 

@@ -7,6 +7,8 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -29,6 +31,16 @@ def die_with_parent(
                 os.sched_setaffinity(0, cpus)
 
     return prepare
+
+
+def open_log(path: Path) -> BinaryIO:
+    """The log of a process, to append to; /dev/null when it cannot be opened. What a process writes is not
+    worth the process: on a full disk it runs without a log."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "ab")
+    except OSError:
+        return open(os.devnull, "ab")
 
 
 def signal_name(number: int) -> str:

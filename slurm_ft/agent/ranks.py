@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_ft.agent.forker import Forker
-from slurm_ft.agent.process import die_with_parent, signal_name
+from slurm_ft.agent.process import die_with_parent, open_log, signal_name
 
 
 class Preload(NamedTuple):
@@ -81,11 +81,13 @@ class _Rank:
     def __init__(self, plan: Plan, process: subprocess.Popen[bytes] | None = None) -> None:
         self.plan = plan
         self.process = process
+        self.pid = 0
         self.pidfd = -1
         if process is not None:
             self.born(process.pid)
 
     def born(self, pid: int) -> None:
+        self.pid = pid
         with contextlib.suppress(ProcessLookupError):  # it has ended already; its end is on the way
             self.pidfd = os.pidfd_open(pid)
 
@@ -127,7 +129,6 @@ class Ranks:
         self._clearing = False
         self._forker = self._forker or self._new_forker()
         for plan in plans:
-            plan.log.parent.mkdir(parents=True, exist_ok=True)
             try:
                 if self._forker is not None:
                     self._fork(plan, self._forker)
@@ -141,7 +142,7 @@ class Ranks:
                 self._on_exit(Exit(plan.rank, code, time.monotonic()))
 
     def _spawn(self, plan: Plan) -> None:
-        with open(plan.log, "ab") as log:
+        with open_log(plan.log) as log:
             process = subprocess.Popen(
                 plan.argv,
                 env=dict(plan.environment),
@@ -188,10 +189,20 @@ class Ranks:
         self._remove(self._ranks[number], code, at)
 
     def _forker_gone(self) -> None:
-        """The zygote has died, and its ranks with it, by the signal they get at their parent's death."""
+        """The zygote has died, and its ranks with it, by the signal they get at their parent's death. Nobody
+        reaps them for us now: their groups are killed, and each is over when its process is."""
         self._forker = None
         for rank in [rank for rank in self._ranks.values() if rank.process is None]:
-            self._remove(rank, -signal.SIGKILL, time.monotonic())
+            if rank.pidfd < 0:
+                self._remove(rank, -signal.SIGKILL, time.monotonic())
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            asyncio.get_running_loop().add_reader(rank.pidfd, self._orphan_ended, rank)
+
+    def _orphan_ended(self, rank: _Rank) -> None:
+        asyncio.get_running_loop().remove_reader(rank.pidfd)
+        self._remove(rank, -signal.SIGKILL, time.monotonic())
 
     def close(self) -> None:
         if self._forker is not None:

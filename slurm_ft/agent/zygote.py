@@ -90,8 +90,11 @@ class _Zygote:
     def _fork(self, request: dict[str, Any]) -> bool:
         """True in the child."""
         zygote = os.getpid()
+        # A signal that comes before the child has its default actions back waits until then.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._ranks[pid] = request["rank"]
             self._tell({"rank": request["rank"], "pid": pid})
             return False
@@ -103,6 +106,7 @@ class _Zygote:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         for end in (self._agent, self._woken, self._wake):
             end.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return True
 
     def _reap(self) -> None:
@@ -121,10 +125,19 @@ class _Zygote:
             self._agent.send(json.dumps(message).encode())
 
 
+def _open_log(path: str) -> int:
+    """The log, or /dev/null when it cannot be opened: on a full disk a rank runs without a log."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
 def _become_rank(request: dict[str, Any]) -> None:
     """Take on what is this rank's own."""
     os.setpgid(0, 0)
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    log = _open_log(request["log"])
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -60,6 +60,7 @@ def command(**options: Any) -> None:
     command win.
     """
     from slurm_ft.controller.head import look_after, open_run
+    from slurm_ft.observe.last_words import last_words
     from slurm_ft.paths import RunPaths
     from slurm_ft.submit.local_run import new_job_id
     from slurm_ft.submit.place import allocation_place, local_place
@@ -96,7 +97,10 @@ def command(**options: Any) -> None:
         for name, value in config.settings(os.environ, Path.cwd()).variables().items():
             os.environ.setdefault(name, value)
     click.echo(f"run folder: {paths.root}", err=True)
-    sys.exit(look_after(paths, place))
+    code = look_after(paths, place)
+    for line in last_words(paths, code):
+        click.echo(line, err=True)
+    sys.exit(code)
 
 
 def dry_run(paths: Any, spec: Any, place: Any) -> str:

@@ -215,6 +215,7 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths
 def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
     """Show the run until it ends; gives its exit code."""
     from slurm_ft.observe.follow import follow
+    from slurm_ft.observe.last_words import last_words
     from slurm_ft.observe.runs import Gone
     from slurm_ft.submit.slurm_job import JobWatch
 
@@ -237,4 +238,6 @@ def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
             return 128 + signal.SIGINT
         if code is None:
             raise SlurmFTError(f"run {job_id} ended without a last word", f"see `slurm-ft explain {paths.root}`")
+        for line in last_words(paths, code):
+            click.echo(line, err=True)
         return code

@@ -68,7 +68,7 @@ def open_run(paths: RunPaths, spec: RunSpec) -> None:
                 "choose another folder with --run-dir, or repeat that run's options to go on with it",
             )
         return
-    write_json(paths.spec, spec.to_json())
+    write_json(paths.spec, spec.to_json(), 0o600)  # --env may hold secrets
 
 
 def take_lock(paths: RunPaths, place: Place) -> int:
@@ -92,10 +92,15 @@ def _locked(descriptor: int) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() > give_up:
                 return False
             time.sleep(0.05)
+        except OSError as error:
+            raise RunFolderError(
+                f"the run folder's file system cannot lock files: {error.strerror}",
+                "choose a --run-dir on one that can (Lustre needs the mount option flock or localflock)",
+            ) from None
 
 
 def _holder(text: str) -> str:
@@ -265,6 +270,7 @@ def look_after(paths: RunPaths, place: Place) -> int:
             f"{spec.spares} spares) and the allocation has {len(place.hosts)}",
             "lower --replicas or --spares, or ask Slurm for more nodes",
         )
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how children end
     lock = take_lock(paths, place)
     try:
         make_keys(paths)

@@ -42,6 +42,8 @@ from slurm_ft.slurm.hostlist import expand
 from slurm_ft.spec import RunSpec
 
 TICK = 0.25
+STANDING_PHASES = frozenset({"checkpoint", "eval"})
+"""Phases in which a replica may stand still for as long as it takes."""
 LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
 STATE_INTERVAL = 1.0
@@ -150,7 +152,6 @@ class Controller:
         spec = self._spec
         layout = assign(hosts, spec.replicas, spec.replica.hosts, spec.spares, spec.replica.ranks_per_host)
         before = self._before.replicas
-        self._paths.stop.unlink(missing_ok=True)
         self.supervisor.take(
             Kind.RUN_STARTED,
             session=self._session,
@@ -174,6 +175,8 @@ class Controller:
                 continue
             request = self._request(replica, replica.step)
             self._watch(replica.id, replica.step, self._launcher.adopt(request, replica.pid))
+            if replica.state is State.TRAINING:
+                self._paces[replica.id] = Pace(now)
             for index in replica.addresses:
                 # Until it calls, this stands for the agent: one that never does is lost.
                 name = EXPECTED + f"{replica.id}.{index}".encode()
@@ -182,6 +185,7 @@ class Controller:
                 self.end_step(replica, self._spec.policy.kill_grace)
 
     async def _end(self, code: int) -> int:
+        self._paths.stop.unlink(missing_ok=True)
         self._write_state()
         for task in self._work:
             task.cancel()
@@ -228,7 +232,8 @@ class Controller:
             return
         peer.heard = time.monotonic()
         if kind == "alive":
-            self._server.send(name, {"type": "alive"})
+            missed = _missed(self.supervisor.state.replicas[peer.replica], peer.index, message)
+            self._server.send(name, {"type": "who" if missed else "alive"})
         elif kind == "leaving":
             del self._peers[name]
         elif kind == "progress":
@@ -337,7 +342,10 @@ class Controller:
     def _find_hanging(self, now: float) -> None:
         """A replica that hangs has failed, like one whose rank has died."""
         replicas = self.supervisor.state.replicas
-        training = frozenset(r.id for r in replicas if r.state is State.TRAINING)
+        if self.supervisor.state.collective and self.supervisor.state.first_done is not None:
+            return  # the training is finished; who is left may be writing the last checkpoint
+        busy = {number for number, page in self._book.pages.items() if page.phase in STANDING_PHASES}
+        training = frozenset(r.id for r in replicas if r.state is State.TRAINING) - busy
         alone = sum(r.state not in FINAL for r in replicas) == 1
         hang_after = self._spec.policy.hang_after
         for number, seconds in hanging(self._paces, training, alone, now, hang_after).items():
@@ -472,6 +480,17 @@ class Controller:
             log.warning("state.json waits: %s", error)
 
 
+def _missed(replica: Replica, index: int, message: Message) -> bool:
+    """Did a message to or from this agent get lost with a connection, by what its sign of life says? Then it is
+    asked to say who it is, and all is said again."""
+    attempt = message.get("attempt", replica.attempt)
+    if replica.state is State.CLEARING:
+        return message.get("cleared") == replica.attempt and index not in replica.agents
+    if replica.state not in RANKS_RUN:
+        return False
+    return attempt < replica.attempt or not replica.done_ranks.issuperset(message.get("ended", ()))
+
+
 def _launcher(spec: RunSpec) -> Launcher:
     return LocalLauncher() if spec.cluster == "local" else SrunLauncher(allocation_from(os.environ))
 
@@ -489,6 +508,7 @@ def main() -> None:
     for name in ("run-dir", "session", "hosts", "job-id", "host", "address"):
         parser.add_argument(f"--{name}", required=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how children end
     try:
         sys.exit(asyncio.run(_main(parser.parse_args())))
     except SlurmFTError as error:

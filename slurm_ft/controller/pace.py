@@ -15,6 +15,8 @@ from statistics import median
 
 FACTOR = 20.0
 """How many of its own steps a replica may stand still; far above the spread of healthy steps."""
+ALONE = 10.0
+"""A replica without moving peers, or without a known pace, has this many times `hang_after`: it may be saving."""
 REMEMBERED = 32
 
 
@@ -38,7 +40,7 @@ class Pace:
 def patience(pace: Pace, peers: Iterable[Pace], hang_after: float) -> float:
     """Seconds that a replica may stand still: by its own steps, or by its peers' when it has made too few."""
     usual = pace.usual or [seconds for peer in peers for seconds in peer.usual]
-    return max(hang_after, FACTOR * median(usual)) if usual else float("inf")
+    return max(hang_after, FACTOR * median(usual)) if usual else ALONE * hang_after
 
 
 def hanging(
@@ -54,4 +56,6 @@ def hanging(
     still = {replica: now - paces[replica].moved_at for replica in training if replica in paces}
     found = {r: seconds for r, seconds in still.items() if seconds > patience(paces[r], paces.values(), hang_after)}
     peers_move = any(seconds < hang_after for r, seconds in still.items() if r not in found)
-    return found if peers_move or alone else {}
+    if peers_move:
+        return found
+    return {r: seconds for r, seconds in found.items() if seconds > ALONE * hang_after} if alone else {}

@@ -7,11 +7,14 @@ write there may ask. The answer to a request is an event that bears its id.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slurm_ft.errors import RunFolderError
 from slurm_ft.paths import RunPaths, read_json
+
+KINDS = re.compile(r"kill|term|segv|stop|exit:\d{1,3}")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ def taken(paths: RunPaths, complain: Callable[[str], None]) -> Iterator[Inject]:
             try:
                 value = read_json(path)
                 request = Inject(str(value["id"]), int(value["replica"]), int(value.get("rank", 0)), str(value["kind"]))
+                if not KINDS.fullmatch(request.kind):
+                    raise ValueError(f"the kind `{request.kind}` is unknown")
             except (RunFolderError, KeyError, TypeError, ValueError) as error:
                 complain(f"the request {path.name} was not understood: {error}")
                 path.unlink(missing_ok=True)

@@ -64,6 +64,9 @@ FINAL = frozenset({State.DONE, State.FAILED, State.STOPPED})
 RANKS_RUN = frozenset({State.RUNNING, State.TRAINING})
 STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING}
 
+LONG = 600.0
+"""Seconds after which a program that reports nothing is taken to have got on."""
+
 IN_PLACE = "in place"
 BY_STEP = "by step"
 SPARE = "spare"
@@ -112,6 +115,7 @@ class Replica:
     failure: Failure | None = None
     first_failure: Failure | None = None
     ever_joined: bool = False
+    progressed: float = 0.0
     committed: bool = False
     suspects: tuple[str, ...] = ()
     why: str = ""
@@ -189,7 +193,7 @@ def _ranks_started(r: Replica, e: Event) -> Replica:
 
 
 def _progressed(r: Replica, e: Event) -> Replica:
-    return r.to(State.TRAINING, e.t, streak=0, ever_joined=True)
+    return r.to(State.TRAINING, e.t, streak=0, ever_joined=True, progressed=e.t)
 
 
 def _failure(e: Event, launch: bool = False) -> Failure:
@@ -211,6 +215,8 @@ def _with_failure(r: Replica, failure: Failure) -> Replica:
     silent: tuple[str, ...] = ()
     if failure.launch and r.pid is not None:  # without a first process the launcher failed, and no host
         silent = tuple(host for index, host in enumerate(r.hosts) if index not in r.agents)
+        if len(silent) > 1 and len(silent) == len(r.hosts):
+            silent = ()  # one bad host keeps the whole step from starting, and nobody knows which
     return replace(
         r,
         failure=failure,
@@ -225,7 +231,9 @@ def _failed(state: State) -> Any:
     """A failure that ends the attempt: the first one of it is kept."""
 
     def handler(r: Replica, e: Event) -> Replica:
-        return _with_failure(r, _failure(e, launch=r.state is State.LAUNCHING)).to(state, e.t)
+        failed = _with_failure(r, _failure(e, launch=r.state is State.LAUNCHING)).to(state, e.t)
+        ran_long = r.state in RANKS_RUN and e.t - r.since > LONG
+        return replace(failed, ever_joined=failed.ever_joined or ran_long)
 
     return handler
 
@@ -455,9 +463,11 @@ Choice = tuple[Action | None, str]
 
 
 def used(replica: Replica, rung: str, budget: Budget, now: float) -> int:
-    """How many repairs of this rung lie within the budget's time, since the replica has its present hosts."""
+    """How many repairs of this rung count, since the replica has its present hosts: those within the budget's
+    time, and all since it last made progress, or one that fails slowly would be repaired for ever."""
     present = max((t for t, name in replica.restarts if name == SPARE), default=float("-inf"))
-    return sum(1 for t, name in replica.restarts if name == rung and now - t < budget.seconds and t >= present)
+    times = [t for t, name in replica.restarts if name == rung and t >= present]
+    return sum(1 for t in times if now - t < budget.seconds or t > replica.progressed)
 
 
 def due(replica: Replica, policy: Policy) -> float:
@@ -484,7 +494,7 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
         if isinstance(action, TakeSpare):
             spares = spares[1:]
     if all(r.state in FINAL for r in state.replicas):
-        actions.append(_verdict(state, policy))
+        actions.append(_verdict(state))
     return actions, reasons
 
 
@@ -521,7 +531,9 @@ def _left_behind(now: float, r: Replica, state: RunState, policy: Policy) -> str
     """
     if not state.collective or state.first_done is None:
         return ""
-    if r.state not in RANKS_RUN or (r.attempt > 1 and not r.committed):
+    if r.state in RANKS_RUN and r.committed:
+        return ""  # it has a part in what was finished, and may be writing it down
+    if r.state not in RANKS_RUN or r.attempt > 1:
         return "the training was finished by its peers"
     if now - state.first_done >= policy.finish_grace:
         return f"its peers finished the training {policy.finish_grace:g} s ago"
@@ -624,7 +636,7 @@ _BY_STATE = {
 }
 
 
-def _verdict(state: RunState, policy: Policy) -> EndRun:
+def _verdict(state: RunState) -> EndRun:
     """The exit code of a run whose replicas are all in a final state."""
     done = [r for r in state.replicas if r.state is State.DONE]
     failed = [r for r in state.replicas if r.state is State.FAILED]
@@ -634,7 +646,7 @@ def _verdict(state: RunState, policy: Policy) -> EndRun:
         return EndRun(EXIT_DONE, why)
     if state.stop:
         return EndRun(state.stop_code, state.stop)
-    if len(done) >= policy.min_replicas or (done and not failed):
+    if done and not failed:
         return EndRun(EXIT_DONE, why)
     if all(r.failure is not None and r.failure.launch for r in failed):
         return EndRun(EXIT_LAUNCH, "no step could be started")

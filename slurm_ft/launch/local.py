@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ft import env
+from slurm_ft.agent.process import open_log
 from slurm_ft.errors import LaunchError
 from slurm_ft.launch import localstep
 from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
@@ -33,9 +34,8 @@ class LocalLauncher:
     def launch(self, request: StepRequest) -> LocalStep:
         argv = [sys.executable, localstep.__file__, *request.hosts, "--", *request.agent_argv()]
         mark = _mark(request)
-        request.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(request.log, "ab") as log:
+            with open_log(request.log) as log:
                 process = subprocess.Popen(
                     argv,
                     env={**os.environ, env.STEP: mark},

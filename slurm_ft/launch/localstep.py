@@ -19,6 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how agents end
     split = sys.argv.index("--")
     hosts, command = sys.argv[1:split], sys.argv[split + 1 :]
     libc = ctypes.CDLL(None)

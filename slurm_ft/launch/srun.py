@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ft import env
+from slurm_ft.agent.process import open_log
 from slurm_ft.errors import EXIT_LAUNCH, LaunchError
 from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
 from slurm_ft.slurm.hostlist import compress
@@ -86,9 +87,8 @@ class SrunLauncher:
 
     def launch(self, request: StepRequest) -> SrunStep:
         argv = step_argv(request, self._allocation)
-        request.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(request.log, "ab") as log:
+            with open_log(request.log) as log:
                 process = subprocess.Popen(
                     argv,
                     env=step_environment(os.environ, str(request.paths.root)),
@@ -142,18 +142,23 @@ class SrunStep:
     async def _make_sure_it_is_gone(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GONE_WITHIN):
-                while await self._step_ids():
+                while await self._step_ids() != []:
                     await self._cancel("KILL")
                     await asyncio.sleep(0.5)
 
-    async def _step_ids(self) -> list[str]:
-        """The ids of the job's steps that have our name. Asked only when srun's own word is missing."""
+    async def _step_ids(self) -> list[str] | None:
+        """The ids of the job's steps that have our name; None when Slurm does not answer, which is no answer.
+
+        Asked only when srun's own word is missing.
+        """
         out = await _output("squeue", "--steps", "--noheader", f"--jobs={self._job_id}", "--format=%i %j")
+        if out is None:
+            return None
         rows = (line.split(None, 1) for line in out.splitlines())
         return [row[0] for row in rows if len(row) == 2 and row[1].strip() == self._request.name]
 
     async def _cancel(self, name: str) -> None:
-        for step_id in await self._step_ids():
+        for step_id in await self._step_ids() or ():
             await _output("scancel", f"--signal={name}", step_id)
 
     def _last_words(self) -> str:
@@ -166,8 +171,8 @@ class SrunStep:
         return f": {words[-1]}" if words else ""
 
 
-async def _output(*argv: str) -> str:
-    """What a Slurm command prints, or '' when it fails: these calls only help, nothing depends on them."""
+async def _output(*argv: str) -> str | None:
+    """What a Slurm command prints, or None when it fails: these calls only help, nothing depends on them."""
     environment = step_environment(os.environ, "") | {"LC_ALL": "C"}
     try:
         process = await asyncio.create_subprocess_exec(
@@ -175,7 +180,9 @@ async def _output(*argv: str) -> str:
         )
         out, _ = await asyncio.wait_for(process.communicate(), 20)
     except (OSError, TimeoutError):
-        return ""
+        return None
+    if process.returncode:
+        return None
     return out.decode("utf-8", errors="replace")
 
 

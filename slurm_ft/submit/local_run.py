@@ -47,6 +47,8 @@ def start(paths: RunPaths, spec: RunSpec, job_id: str) -> subprocess.Popen[bytes
     give_up = time.monotonic() + STARTS_WITHIN
     while not (paths.events.exists() and paths.events.stat().st_size > size):
         if head.poll() is not None or time.monotonic() > give_up:
+            head.terminate()  # what comes up late must not run without anybody knowing
+            head.wait()
             words = paths.head_log.read_text(errors="replace")[before:].strip()
             raise LaunchError(f"the run did not start: {words.removeprefix('error: ')}", f"see {paths.head_log}")
         time.sleep(0.02)

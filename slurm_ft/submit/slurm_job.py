@@ -60,6 +60,7 @@ class LookAfter:
     def __call__(self) -> None:
         from slurm_ft.controller.head import look_after, open_run
         from slurm_ft.errors import SlurmFTError
+        from slurm_ft.observe.last_words import last_words
         from slurm_ft.submit.place import allocation_place
 
         try:
@@ -67,6 +68,7 @@ class LookAfter:
             paths = RunPaths(self.run_dir.replace("%j", place.job_id))
             open_run(paths, RunSpec.from_json(self.spec))
             code = look_after(paths, place)
+            print(*last_words(paths, code), sep="\n", file=sys.stderr)
         except SlurmFTError as error:
             error.show()
             code = error.exit_code

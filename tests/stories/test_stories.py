@@ -288,6 +288,26 @@ STORIES = {
         effects="launch 0.1; start 0.1; clear 0.1; end 0.1 grace 5",
         ends=93,
     ),
+    "a replica that trained for itself is given up, the others finish: the run has failed": Story(
+        replicas=2,
+        policy=Policy(in_place=Budget(0, 1.0), step=Budget(0, 1.0)),
+        history="up 0; up 1; fail 1; cleared 1; exit 1; done 0; exit 0",
+        effects="launch 0.1; launch 1.1; start 0.1; start 1.1; clear 1.1; end 1.1 grace 5; end 0.1 grace 30",
+        ends=1,
+    ),
+    "failures that come slowly, without progress, use the budget up all the same": Story(
+        policy=Policy(in_place=Budget(1, 100.0), step=Budget(0, 1.0)),
+        history="join 0; wait 200.0; fail 0; cleared 0; wait 200.0; fail 0; cleared 0; exit 0",
+        effects="launch 0.1; start 0.1; clear 0.1; start 0.2; clear 0.2; end 0.1 grace 5",
+        ends=93,
+    ),
+    "a step of two hosts is refused: nobody knows which host is bad, and no spare is taken": Story(
+        hosts=2,
+        spares=1,
+        history="exit 0; exit 0",
+        effects="launch 0.1; launch 0.2",
+        ends=97,
+    ),
     "too few replicas are left": Story(
         replicas=3,
         policy=Policy(min_replicas=2, in_place=Budget(0, 1.0), step=Budget(0, 1.0)),
@@ -300,7 +320,7 @@ STORIES = {
     "a replica is given up, the others finish": Story(
         replicas=3,
         policy=Policy(min_replicas=2, in_place=Budget(0, 1.0), step=Budget(0, 1.0)),
-        history="up 0; up 1; up 2; fail 1; cleared 1; exit 1; done 0; done 2; exit 2; exit 0",
+        history="up 0; up 1; up 2; quorum 0; fail 1; cleared 1; exit 1; done 0; done 2; exit 2; exit 0",
         effects="launch 0.1; launch 1.1; launch 2.1; start 0.1; start 1.1; start 2.1; clear 1.1; end 1.1 grace 5; "
                 "end 0.1 grace 30; end 2.1 grace 30",
         ends=0,

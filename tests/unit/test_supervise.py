@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_ft.controller.main import _missed
 from slurm_ft.controller.supervise import (
     BY_STEP,
     FINAL,
@@ -245,8 +246,15 @@ def test_a_repair_is_not_due_before_the_replica_is_there() -> None:
 def test_a_budget_counts_the_repairs_of_its_rung_within_its_time(times: list[float], ago: float, window: float) -> None:
     now = 1000.0 + ago
     restarts = tuple((t, rung) for t in times for rung in (IN_PLACE, BY_STEP))
-    count = used(in_state(S.READY, restarts=restarts), IN_PLACE, Budget(3, window), now)
+    count = used(in_state(S.READY, restarts=restarts, progressed=now), IN_PLACE, Budget(3, window), now)
     assert count == len([t for t in times if t > now - window or now - t < window])
+
+
+@given(st.lists(st.floats(0, 1000)), st.floats(0, 1000))
+def test_repairs_since_the_last_progress_count_however_long_ago(times: list[float], progressed: float) -> None:
+    restarts = tuple((t, IN_PLACE) for t in times)
+    count = used(in_state(S.READY, restarts=restarts, progressed=progressed), IN_PLACE, Budget(3, 1.0), 1e6)
+    assert count == len([t for t in times if t > progressed])
 
 
 def test_the_ladder_climbs_from_in_place_to_by_step_to_giving_up() -> None:
@@ -320,7 +328,7 @@ def test_a_replica_that_does_not_train_is_not_waited_for_when_its_peers_are_done
         (1, False, 59.0, False),
         (1, False, 60.0, True),
         (2, True, 59.0, False),
-        (2, True, 60.0, True),
+        (2, True, 600.0, False),  # it has a part in what was finished, and may be writing the last checkpoint
         (2, False, 0.0, True),  # it has nothing to heal from any more
     ],
 )
@@ -346,7 +354,7 @@ DONE, STOPPED = in_state(S.DONE), in_state(S.STOPPED)
     ("replicas", "fewest", "stop", "code"),
     [
         ([DONE, DONE], 2, 0, 0),
-        ([DONE, HAD_TRAINED], 1, 0, 0),
+        ([DONE, HAD_TRAINED], 1, 0, 1),  # they trained each for itself, and one failed
         ([DONE, STOPPED], 2, 0, 0),  # left behind by a peer that finished the training
         ([DONE, HAD_TRAINED], 2, 0, 1),
         ([HAD_TRAINED, NO_PROGRESS], 1, 0, 1),
@@ -365,6 +373,24 @@ def test_the_exit_code_of_the_run(replicas: list[Replica], fewest: int, stop: in
     state = RunState(numbered, stop="a stop was asked for" if stop else "", stop_code=stop)
     actions, _ = decide(1.0, state, Policy(min_replicas=fewest))
     assert [action.code for action in actions if isinstance(action, EndRun)] == [code]
+
+
+# --- messages that get lost ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "says", "missed"),
+    [
+        (S.RUNNING, {"attempt": 3, "ended": [], "cleared": 2}, False),
+        (S.RUNNING, {"attempt": 2, "ended": [], "cleared": 2}, True),  # the word to start was lost
+        (S.TRAINING, {"attempt": 3, "ended": [0], "cleared": 0}, True),  # a rank's end was lost
+        (S.CLEARING, {"attempt": 3, "ended": [], "cleared": 3}, True),  # that it has cleared was lost
+        (S.CLEARING, {"attempt": 3, "ended": [], "cleared": 2}, False),  # it is still at it
+        (S.BROKEN, {"attempt": 3, "ended": [0], "cleared": 2}, False),
+    ],
+)
+def test_an_agents_sign_of_life_shows_what_was_lost(state: State, says: dict[str, Any], missed: bool) -> None:
+    assert _missed(in_state(state), 0, says) is missed
 
 
 # --- any log whatever --------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS = Policy()
+ORPHAN_TIMEOUT_IN_A_JOB = 900.0
+"""In a job nothing runs that Slurm would not end, and a shared file system may be away for minutes, and with it
+the controller that writes there: the ranks train on meanwhile."""
 
 _OPTIONS = (
     click.option("--name", help="The run's name.  [default: the program's]"),
@@ -57,6 +60,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
         in_place=Budget(options["restarts_in_place"], _DEFAULTS.in_place.seconds),
         step=Budget(options["restarts_by_step"], _DEFAULTS.step.seconds),
         hang_after=options["hang_after"],
+        orphan_timeout=_DEFAULTS.orphan_timeout if cluster == "local" else ORPHAN_TIMEOUT_IN_A_JOB,
     )
     return RunSpec(
         name=options["name"] or default_name(command),

@@ -55,6 +55,8 @@ class Supervisor:
     ) -> None:
         self.state = state or RunState()
         self.reasons: dict[int, str] = {}
+        # Replicas of which a controller before this one may have started a step without recording it.
+        self.unsure: set[int] = set()
         self._policy = policy
         self._effects = effects
         self._record = record
@@ -98,7 +100,9 @@ class Supervisor:
                 self.take(Kind.RUN_ENDED, code=code, why=why)
 
     def _launch(self, replica: Replica) -> None:
-        step = replica.step + 1
+        # A number that a step nobody recorded cannot have: its agents are then known as strangers and sent away.
+        step = replica.step + 1 + (replica.id in self.unsure)
+        self.unsure.discard(replica.id)
         hosts = list(replica.hosts)
         try:
             pid = self._effects.launch(replica, step)

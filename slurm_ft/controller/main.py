@@ -146,6 +146,7 @@ class Controller:
         self.supervisor.state = self._before
         self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t}
         self._book.replay(events[starts[-1] :])
+        self.supervisor.unsure = {r.id for r in self._before.replicas if r.state is State.PENDING}
         return True
 
     def _begin(self, hosts: list[str], job_id: str, host: str) -> None:

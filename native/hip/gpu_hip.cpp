@@ -205,6 +205,12 @@ hipMemAllocationProp allocation(int device) {
     prop.requestedHandleTypes = hipMemHandleTypePosixFileDescriptor;
     prop.location.type = hipMemLocationTypeDevice;
     prop.location.id = device;
+#ifndef USE_ROCM
+    // CUDA wants to know before it allocates that a network device may read it; HIP does not ask.
+    int capable = 0;
+    SFT_QUIETLY(deviceAttribute, &capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
+    prop.allocFlags.gpuDirectRDMACapable = capable != 0;
+#endif
     return prop;
 }
 

@@ -204,6 +204,12 @@ CUmemAllocationProp allocation(int device) {
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     prop.location.id = device;
+#ifndef USE_ROCM
+    // CUDA wants to know before it allocates that a network device may read it; HIP does not ask.
+    int capable = 0;
+    SFT_QUIETLY(deviceAttribute, &capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
+    prop.allocFlags.gpuDirectRDMACapable = capable != 0;
+#endif
     return prop;
 }
 

@@ -36,7 +36,9 @@ from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
+from slurm_ft.agent.visibility import rank_surroundings, visibility
 from slurm_ft.channel import HEARTBEAT, Client, Message
+from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.hostlist import expand
 from slurm_ft.spec import RunSpec
@@ -107,6 +109,7 @@ class Agent:
         self._socket = RankSocket(self._packet)
         self._forwarder = Forwarder(self._paths.lighthouse)
         self._lighthouse = ""
+        self._platform = ""  # of this host's GPUs: rocm, cuda, or nothing
         self._attempt = 0
         self._cleared = 0
         self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
@@ -121,6 +124,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, partial(self._on_signal, number))
+        self._platform = next((gpu.platform for gpu in await asyncio.to_thread(probes.gpus)), "")
         self._lighthouse = await self._forwarder.start()
         self._ranks = Ranks(self._exited, self._preload())
         self._hello()
@@ -292,7 +296,10 @@ class Agent:
             lighthouse=self._lighthouse,
             error_file=str(self._paths.error(self._replica, attempt, rank)),
         )
-        return rank_environment(os.environ, place, replica.environment, [*self._hosts, first_host])
+        seen = visibility(os.environ, local, replica.ranks_per_host, self._platform)
+        return rank_environment(
+            rank_surroundings(os.environ, seen), place, replica.environment, [*self._hosts, first_host]
+        )
 
     async def _clear(self, attempt: int, grace: float, stacks: bool) -> None:
         """End what is left of an attempt. One that comes late, because a restarted controller has said it twice,

@@ -21,7 +21,7 @@ from slurm_ft.native.errors import (
 )
 from slurm_ft.native.library import Feature, Library, Versions, built, load
 from slurm_ft.native.memory import DmaBuf, Memory, dma_buf
-from slurm_ft.native.report import Report, report
+from slurm_ft.native.report import Report, faults, report
 
 __all__ = [
     "Aborted",
@@ -43,6 +43,7 @@ __all__ = [
     "Versions",
     "built",
     "dma_buf",
+    "faults",
     "load",
     "report",
     "unique_id",

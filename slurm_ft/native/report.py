@@ -63,6 +63,17 @@ class Report:
         return lines + [f"network plugin {item.name}: {item.path or 'not found'}" for item in self.plugins]
 
 
+def faults(found: Report) -> list[str]:
+    """What a user should mend, one sentence each; none on a host that is well."""
+    missing = {platform.name: platform.missing for platform in found.platforms if platform.missing}
+    lines = [f"the native library for {name} cannot be used: {why}" for name, why in missing.items() if name == "host"]
+    for name in sorted({gpu.platform for gpu in found.gpus} & set(missing)):
+        lines.append(f"there are {name} GPUs and their native library cannot be used: {missing[name]}")
+    for item in found.holders:
+        lines.append(f"process {item.pid} holds {_size(item.bytes)} of GPU {item.bus_id}")
+    return lines
+
+
 def report(environ: Mapping[str, str] = os.environ) -> Report:
     """Look at everything."""
     platforms = tuple(_platform(name, environ) for name in PLATFORMS)

@@ -152,6 +152,8 @@ def test_titan_survives_the_kill_of_a_rank_and_of_an_agent_in_one_job_while_its_
     job.kill_rank(2)
     killed = job.until(Kind.RANK_FAILED, 2)
     healed = job.until(Kind.COMMIT, 2, lambda e: e.data["attempt"] == 2 and e.data["committed"])
+    # Its own word on that step must be out before its agent is killed.
+    job.until(Kind.COMMIT, 1, lambda e: e.data["step"] >= healed.data["step"])
     job.kill_agent(1)
     lost = job.until(Kind.STEP_EXITED, 1)
     again = job.until(Kind.COMMIT, 1, lambda e: e.data["attempt"] == 2 and e.data["committed"])

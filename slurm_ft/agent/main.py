@@ -36,7 +36,7 @@ from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
-from slurm_ft.agent.visibility import rank_surroundings, visibility
+from slurm_ft.agent.visibility import bus_ids, rank_surroundings, visibility
 from slurm_ft.channel import HEARTBEAT, Client, Message
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
@@ -110,6 +110,7 @@ class Agent:
         self._forwarder = Forwarder(self._paths.lighthouse)
         self._lighthouse = ""
         self._platform = ""  # of this host's GPUs: rocm, cuda, or nothing
+        self._gpus: list[str] = []  # those that the step sees, by bus id: indexes mean something else on each host
         self._attempt = 0
         self._cleared = 0
         self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
@@ -124,7 +125,9 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, partial(self._on_signal, number))
-        self._platform = next((gpu.platform for gpu in await asyncio.to_thread(probes.gpus)), "")
+        found = await asyncio.to_thread(probes.gpus)
+        self._platform = next((gpu.platform for gpu in found), "")
+        self._gpus = bus_ids(os.environ, found, self._platform)
         self._lighthouse = await self._forwarder.start()
         self._ranks = Ranks(self._exited, self._preload())
         self._hello()
@@ -170,6 +173,7 @@ class Agent:
                 "step_id": os.environ.get("SLURM_STEP_ID", ""),
                 "agent_pid": os.getpid(),
                 "attempt": self._attempt,
+                "gpus": self._gpus,
                 "ends": list(self._ends.values()),
             }
         )
@@ -183,6 +187,7 @@ class Agent:
         if end.code == 0:
             return {"type": "rank_done", "attempt": self._attempt, "rank": end.rank}
         log = self._paths.rank_log(self._replica, self._attempt, end.rank)
+        local = end.rank - self._index * self._spec.replica.ranks_per_host
         message, traceback = read_error(self._paths.error(self._replica, self._attempt, end.rank))
         return {
             "type": "rank_failed",
@@ -195,6 +200,7 @@ class Agent:
             "age": time.monotonic() - end.at,
             "log": str(log),
             "traceback": traceback or tail(log),
+            **({"gpu": self._gpus[local % len(self._gpus)]} if self._gpus else {}),
             **({"injected": True} if end.rank in self._injected else {}),
         }
 

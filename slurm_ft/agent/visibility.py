@@ -47,7 +47,7 @@ def entries(mask: str) -> tuple[str, ...]:
 
 def copies(surroundings: Mapping[str, str], platform: str) -> tuple[str, ...]:
     """The inner masks that only repeat the outer one, and would be applied to what it left."""
-    outer, *inner = MASKS[platform]
+    outer, *inner = MASKS.get(platform, ("",))
     if outer not in surroundings:
         return ()
     wanted = entries(surroundings[outer])
@@ -60,7 +60,7 @@ def step_gpus(surroundings: Mapping[str, str], platform: str) -> int | None:
     Only the step's own environment says it: the batch step's mask is that of the head node.
     """
     skipped = copies(surroundings, platform)
-    masks = [surroundings[name] for name in MASKS[platform] if name in surroundings and name not in skipped]
+    masks = [surroundings[name] for name in MASKS.get(platform, ()) if name in surroundings and name not in skipped]
     return min((len(entries(mask)) for mask in masks), default=None)
 
 

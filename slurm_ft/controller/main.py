@@ -252,8 +252,8 @@ class Controller:
         self._peers[name] = peer
         self._server.send(name, {"type": "alive"})
         if replica.state is State.LAUNCHING:
-            names = ("step", "index", "host", "address", "port", "step_id", "agent_pid")
-            self.supervisor.take(Kind.AGENT_JOINED, peer.replica, **{key: message[key] for key in names})
+            names = ("step", "index", "host", "address", "port", "step_id", "agent_pid", "gpus")
+            self.supervisor.take(Kind.AGENT_JOINED, peer.replica, **{key: message.get(key) for key in names})
         else:
             self._catch_up(peer, replica, message)
 

@@ -132,6 +132,7 @@ def _ranks_started(data: Data) -> str:
 
 def _rank_failed(data: Data) -> str:
     where = f" on {data['host']}" if data.get("host") else ""
+    where += f", GPU {data['gpu']}" if data.get("gpu") else ""
     asked = " (injected)" if data.get("injected") else ""
     return f"{data.get('what', 'a rank failed')}{where}{asked}"
 

@@ -93,3 +93,7 @@ def test_whatever_the_masks_a_device_is_one_of_those_seen(
 @hypothesis.given(st.text(max_size=20))
 def test_entries_are_never_empty(mask: str) -> None:
     assert "" not in entries(mask)
+
+
+def test_a_host_without_gpus_has_none_to_name() -> None:
+    assert bus_ids({"CUDA_VISIBLE_DEVICES": "0,1"}, [], "") == []

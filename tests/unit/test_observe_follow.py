@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from observe_histories import T0, History, failed_run, healed_run, write_run
 
-from slurm_ft.events import Event
+from slurm_ft.events import Event, Kind
 from slurm_ft.observe.follow import choose, follow, with_measured
 from slurm_ft.observe.status import ReplicaRow, Snapshot
 from slurm_ft.observe.text import width
+from slurm_ft.observe.words import Narrator
 from slurm_ft.paths import RunPaths
 
 
@@ -111,3 +112,9 @@ def test_the_figures_of_the_state_are_shown_where_they_are_newer_and_of_the_same
     shown = with_measured(told, state).replicas
     assert [(row.state, row.step) for row in shown] == [("TRAINING", 9), ("READY", None)]
     assert with_measured(told, None) == told
+
+
+def test_a_failed_rank_is_named_with_its_host_and_its_gpu_by_bus_id() -> None:
+    data = {"attempt": 1, "rank": 3, "host": "node7", "gpu": "0000:c1:00.0", "what": "rank 3 was killed by SIGKILL"}
+    line = Narrator().line(Event(10.0, Kind.RANK_FAILED, 0, data))
+    assert line is not None and line.endswith("rank 3 was killed by SIGKILL on node7, GPU 0000:c1:00.0")

@@ -40,6 +40,8 @@ from slurm_ft.slurm.hostlist import compress
 from slurm_ft.spec import RunSpec
 
 LIGHTHOUSE_WITHIN = 30.0
+LIGHTHOUSE_PAUSE = 30.0
+"""Seconds before a Lighthouse that dies again and again is started once more."""
 LOCK_WITHIN = 1.0
 MOST_CRASHES = 5
 CRASH_WINDOW = 300.0
@@ -152,6 +154,10 @@ class Child:
         assert code is not None
         return code
 
+    @property
+    def ended(self) -> bool:
+        return self.watched is not None and self.watched.over
+
     def signal(self, number: int) -> None:
         if self.watched is not None:
             self.watched.signal(number)
@@ -200,9 +206,10 @@ class Head:
     async def _address(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LIGHTHOUSE_WITHIN):
-                while not self._paths.lighthouse.exists():
+                while not self._paths.lighthouse.exists() and not self._lighthouse.ended:
                     await asyncio.sleep(0.02)
-                return
+                if self._paths.lighthouse.exists():
+                    return
         raise LaunchError("torchft's Lighthouse did not start", f"see {self._paths.head_log}")
 
     async def _keep_lighthouse(self) -> None:
@@ -210,7 +217,8 @@ class Head:
         while True:
             await self._lighthouse.wait()
             if not self._lighthouse.may_start_again():
-                return
+                print("slurm-ft: the Lighthouse dies again and again", file=sys.stderr)
+                await asyncio.sleep(LIGHTHOUSE_PAUSE)
             self._lighthouse.start()
 
     async def _keep_controller(self) -> int:

@@ -107,6 +107,10 @@ class Watched:
         self._pidfd = -1
         self._over.set()
 
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
     async def wait(self) -> int | None:
         """The exit code (-n for signal n), or None when the process was not our child."""
         await self._over.wait()

@@ -107,7 +107,6 @@ class Replica:
     pid: int | None = None
     agents: Mapping[int, int] = field(default_factory=dict)
     addresses: Mapping[int, str] = field(default_factory=dict)
-    step_id: str = ""
     done_ranks: frozenset[int] = frozenset()
     then: State = State.PENDING
     restarts: tuple[tuple[float, str], ...] = ()
@@ -163,7 +162,6 @@ def _step_launched(r: Replica, e: Event) -> Replica:
         pid=e.data.get("pid"),
         agents={},
         addresses={},
-        step_id="",
         suspects=(),
         restarts=r.restarts + repair,
     )
@@ -175,7 +173,6 @@ def _agent_joined(r: Replica, e: Event) -> Replica:
         r,
         agents={**r.agents, index: int(e.data["port"])},
         addresses={**r.addresses, index: str(e.data.get("address", ""))},
-        step_id=str(e.data.get("step_id") or r.step_id),
     )
     return r.to(State.READY, e.t) if r.complete else r
 

@@ -53,7 +53,6 @@ class Ended:
 
     code: int | None
     what: str
-    launch_failed: bool = False
 
 
 class StepHandle(Protocol):

@@ -130,7 +130,7 @@ class SrunStep:
         code = await self._client.wait()
         if code is None or code < 0:
             await self._make_sure_it_is_gone()
-        return Ended(code, f"srun {exit_words(code)}{self._last_words()}", launch_failed=code == EXIT_LAUNCH)
+        return Ended(code, f"srun {exit_words(code)}{self._last_words()}")
 
     async def terminate(self) -> None:
         await self._cancel("TERM")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slurm_ft.controller.supervise import BY_STEP, FINAL, IN_PLACE, SPARE, Replica, RunState, State
+from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, SPARE, Replica, RunState, State
 from slurm_ft.events import Event, Kind
 
 if TYPE_CHECKING:

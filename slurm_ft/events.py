@@ -36,11 +36,16 @@ class Kind(StrEnum):
     STEP_ENDING = "step_ending"
     STEP_EXITED = "step_exited"
     HOST_REPLACED = "host_replaced"
+    DELAYED = "delayed"
 
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"
     STOP_REQUESTED = "stop_requested"
     RUN_ENDED = "run_ended"
+    SAVE_REQUESTED = "save_requested"
+    SAVE_ASKED = "save_asked"
+    SAVED = "saved"
+    SAVE_ENDED = "save_ended"
 
     PHASE = "phase"
     QUORUM = "quorum"
@@ -90,8 +95,8 @@ class Clock:
 class EventLog:
     """The one writer of an event log.
 
-    A full or stalled file system must not stop the training: what cannot be written is kept in memory and
-    written later, in order.
+    What cannot be written is kept in memory and written later, in order. A write may block: the controller
+    writes in a thread (controller/latelog.py).
     """
 
     def __init__(self, path: Path, on_trouble: Callable[[OSError], None] | None = None) -> None:
@@ -104,16 +109,27 @@ class EventLog:
         return size == 0 or os.pread(self._descriptor, 1, size - 1) == b"\n"
 
     def append(self, event: Event) -> None:
-        self._waiting += event.to_line().encode()
-        self.flush()
+        self.extend([event])
 
-    def flush(self) -> None:
+    def extend(self, events: Iterable[Event]) -> OSError | None:
+        """Write these after what still waits; gives the error that kept some of it from being written."""
+        self._waiting += b"".join(event.to_line().encode() for event in events)
+        return self.flush()
+
+    @property
+    def whole(self) -> bool:
+        """Is everything written, to the end of the last line?"""
+        return not self._waiting or self._waiting == b"\n"
+
+    def flush(self) -> OSError | None:
         try:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
         except OSError as error:
             if self._on_trouble:
                 self._on_trouble(error)
+            return error
+        return None
 
     def close(self) -> None:
         self.flush()

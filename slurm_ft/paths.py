@@ -7,7 +7,9 @@ lock                        held (flock) by the head as long as the run is looke
 controller.log, head.log    words of our own processes
 secret/                     0700: the run's CURVE keys and the address of the controller
 control/                    requests of `inject` and `stop`: one small file each
-stop                        touch it and the run stops in order
+stop                        touch it and the run saves and stops in order
+save                        touch it and the ranks are asked to save
+saved.json                  the newest complete saves; the controller writes it, `last_save()` reads it
 errors/<r>-<attempt>-<rank>.json           a rank's traceback (torch elastic's protocol)
 replicas/<r>/attempt_<n>/<rank>.log        a rank's output
 replicas/<r>/step_<n>.log                  the words of the step itself (srun, agent)
@@ -36,6 +38,8 @@ class RunPaths:
         self.state = self.root / "state.json"
         self.lock = self.root / "lock"
         self.stop = self.root / "stop"
+        self.save = self.root / "save"
+        self.saved = self.root / "saved.json"
         self.controller_log = self.root / "controller.log"
         self.head_log = self.root / "head.log"
         self.secret = self.root / "secret"

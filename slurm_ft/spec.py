@@ -19,6 +19,7 @@ from slurm_ft.errors import SpecError
 
 SCHEMA = 1
 CLUSTERS = ("slurm", "local")
+SAVE_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 
 Problem = tuple[str, str]
 T = TypeVar("T")
@@ -69,8 +70,8 @@ class Policy:
     `in_place` and `step` are the budgets of rungs 1 and 2. The first repair is not delayed; after n failures
     without progress in between, one waits for `backoff` x 2^(n-2), at most `backoff_max`.
     `launch_timeout` bounds the time from starting a step until its agents have reported.
-    `kill_grace` lies between TERM and KILL when a broken replica is cleared, `stop_grace` when the run is
-    stopped and may want to save. An agent that is silent for `agent_timeout` is lost.
+    Ranks that can save have `save_within` for it before a stop. After that, `stop_grace` lies between TERM and
+    KILL; `kill_grace` when a broken replica is cleared. An agent that is silent for `agent_timeout` is lost.
     When the first replica has finished, the others have `finish_grace` to finish too.
     An agent that finds no controller for `orphan_timeout` ends its ranks and itself.
     A replica that trained hangs when it has stood still for `hang_after` at least (see controller/pace.py);
@@ -85,6 +86,7 @@ class Policy:
     launch_timeout: float = 120.0
     kill_grace: float = 5.0
     stop_grace: float = 30.0
+    save_within: float = 60.0
     agent_timeout: float = 10.0
     finish_grace: float = 60.0
     orphan_timeout: float = 120.0
@@ -94,7 +96,8 @@ class Policy:
     def problems(self) -> list[Problem]:
         found = self.in_place.problems("in_place") + self.step.problems("step") + self.lighthouse.problems()
         for name in (
-            "launch_timeout", "kill_grace", "stop_grace", "agent_timeout", "finish_grace", "orphan_timeout"
+            "launch_timeout", "kill_grace", "stop_grace", "save_within", "agent_timeout", "finish_grace",
+            "orphan_timeout",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 found.append((f"{name} is {getattr(self, name)}", "give a time in seconds above 0"))
@@ -112,7 +115,8 @@ class ReplicaSpec:
     """One replica: `hosts` hosts with `ranks_per_host` ranks each, all running `command`.
 
     `environment` is set in every rank and wins over what the agent would set. `zygote` has ranks forked
-    from a process with their imports done, where the command allows it.
+    from a process with their imports done, where the command allows it. `save_signal` asks a program that knows
+    nothing of slurm-ft to save; '' sends none.
     """
 
     command: tuple[str, ...]
@@ -120,6 +124,7 @@ class ReplicaSpec:
     ranks_per_host: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     zygote: bool = True
+    save_signal: str = ""
 
     @property
     def ranks(self) -> int:
@@ -132,6 +137,8 @@ class ReplicaSpec:
         for name, word in (("hosts", "--nodes-per-replica"), ("ranks_per_host", "--ranks-per-node")):
             if getattr(self, name) < 1:
                 found.append((f"{word} is {getattr(self, name)}", "at least 1"))
+        if self.save_signal and self.save_signal not in SAVE_SIGNALS:
+            found.append((f"--save-signal is `{self.save_signal}`", f"one of {', '.join(SAVE_SIGNALS)}"))
         slurm = sorted(name for name in self.environment if name.startswith("SLURM_") and "_FT_" not in name)
         if slurm:
             found.append((f"the environment sets {', '.join(slurm)}", "Slurm's own variables are left to Slurm"))

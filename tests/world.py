@@ -34,6 +34,7 @@ class World:
         self.recorded: list[Event] = []
         self.effects: list[str] = []
         self.launcher_works = launcher_works
+        self.held = ""
         self.hosts, self.ranks = hosts, ranks
         self.steps: dict[int, int] = {}
         self.joined: dict[int, set[int]] = {}
@@ -71,6 +72,9 @@ class World:
     def clear_ranks(self, replica: Replica) -> None:
         self.effects.append(f"clear {replica.id}.{replica.attempt}")
         self.asked[replica.id] = "clear"
+
+    def hold(self) -> str:
+        return self.held
 
     def end_step(self, replica: Replica, grace: float) -> None:
         assert self.steps[replica.id] == replica.step

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from slurm_ft.aside import Aside
 from slurm_ft.train.progress import PACKET_BYTES
+
+ADDRESS_WITHIN = 1.0
 
 
 class RankSocket:
@@ -92,18 +95,21 @@ class Forwarder:
     """Carries bytes from a loopback port to the Lighthouse of the day.
 
     The Lighthouse's address is read anew for each connection, so it can move while the address that the
-    ranks were given stays the same.
+    ranks were given stays the same. When it cannot be read in time, the last one known is used.
     """
 
     def __init__(self, address_file: Path) -> None:
         self._address_file = address_file
         self._server: asyncio.Server | None = None
+        self._files = Aside("lighthouse")
+        self._last = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
         """Listen; gives the address for the ranks, or '' when the run has no Lighthouse."""
         if not self._address_file.exists():
             return ""
+        self._last = self._address_file.read_text().strip()
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -113,7 +119,7 @@ class Forwarder:
         self._tasks.add(task)
         ends = [writer]
         try:
-            target = urlsplit(self._address_file.read_text().strip())
+            target = urlsplit(await self._address())
             far_reader, far_writer = await asyncio.open_connection(target.hostname, target.port)
             ends.append(far_writer)
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
@@ -123,6 +129,12 @@ class Forwarder:
             self._tasks.discard(task)
             for end in ends:
                 end.close()
+
+    async def _address(self) -> str:
+        with contextlib.suppress(TimeoutError):
+            if self._files.busy_for < ADDRESS_WITHIN:
+                self._last = await asyncio.wait_for(self._files.do(self._address_file.read_text), ADDRESS_WITHIN)
+        return self._last.strip()
 
     async def close(self) -> None:
         if self._server is not None:

@@ -6,6 +6,7 @@ One asyncio loop. It dials the controller, says who it is, and does what it is t
     clear      end what is left of an attempt; answer with a port for the next one
     shutdown   end the ranks and leave
     inject     hurt a rank on purpose
+    save       ask the ranks to save (see saves.py)
     who        say again who you are (to a controller that was started again)
 
 and tells of every rank's end, of progress, and once a second that it lives. Ranks keep running while there
@@ -36,7 +37,9 @@ from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
+from slurm_ft.agent.saves import Saves
 from slurm_ft.agent.visibility import bus_ids, rank_surroundings, visibility
+from slurm_ft.aside import Aside
 from slurm_ft.channel import HEARTBEAT, Client, Message
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
@@ -47,6 +50,8 @@ from slurm_ft.train.progress import STACKS_SIGNAL
 PROGRESS_INTERVAL = 0.25
 REDIAL_AFTER = 3.0
 TAIL_BYTES = 4000
+FILES_WITHIN = 2.0
+"""Seconds for reading what a dead rank left in the run folder; its end is told without it then."""
 STACKS_WITHIN = 0.5
 """Seconds that a rank has to write its stacks; the handler runs at once, even while the GIL is held."""
 PORTS = range(20_000, 32_000)
@@ -116,6 +121,9 @@ class Agent:
         self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
         self._ends: dict[int, Message] = {}  # told again to a controller that was started again
         self._observed = Observed(0, self._client.send)
+        save_signal = self._spec.replica.save_signal
+        self._saves = Saves(self._index, save_signal, self._socket.send, self._signal_rank, self._client.send)
+        self._files = Aside("files")  # the run folder's file system may be away
         self._heard = time.monotonic()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._work: set[asyncio.Task[None]] = set()
@@ -180,18 +188,32 @@ class Agent:
 
     def _exited(self, end: Exit) -> None:
         self._observed.flush()
-        self._ends[end.rank] = self._end_message(end)
-        self._client.send(self._ends[end.rank])
+        self._do(self._tell_end(end, self._attempt))
 
-    def _end_message(self, end: Exit) -> Message:
+    async def _tell_end(self, end: Exit, attempt: int) -> None:
+        """Tell how a rank has ended, with what it left behind if that can be read in time."""
+        left = "", "", ""
+        if end.code:
+            with contextlib.suppress(TimeoutError):
+                left = await asyncio.wait_for(self._files.do(partial(self._left_by, end.rank, attempt)), FILES_WITHIN)
+        message = self._end_message(end, attempt, *left)
+        if attempt == self._attempt:
+            self._ends[end.rank] = message
+        self._client.send(message)
+
+    def _left_by(self, rank: int, attempt: int) -> tuple[str, str, str]:
+        """A rank's exception in one line, its traceback, and the end of its log."""
+        message, traceback = read_error(self._paths.error(self._replica, attempt, rank))
+        return message, traceback, "" if traceback else tail(self._paths.rank_log(self._replica, attempt, rank))
+
+    def _end_message(self, end: Exit, attempt: int, message: str, traceback: str, last: str) -> Message:
         if end.code == 0:
-            return {"type": "rank_done", "attempt": self._attempt, "rank": end.rank}
-        log = self._paths.rank_log(self._replica, self._attempt, end.rank)
+            return {"type": "rank_done", "attempt": attempt, "rank": end.rank}
+        log = self._paths.rank_log(self._replica, attempt, end.rank)
         local = end.rank - self._index * self._spec.replica.ranks_per_host
-        message, traceback = read_error(self._paths.error(self._replica, self._attempt, end.rank))
         return {
             "type": "rank_failed",
-            "attempt": self._attempt,
+            "attempt": attempt,
             "rank": end.rank,
             "host": self._host,
             "what": f"{end.words}: {message}" if message else end.words,
@@ -199,13 +221,17 @@ class Agent:
             "signal": end.signal_name,
             "age": time.monotonic() - end.at,
             "log": str(log),
-            "traceback": traceback or tail(log),
+            "traceback": traceback or last,
             **({"gpu": self._gpus[local % len(self._gpus)]} if self._gpus else {}),
             **({"injected": True} if end.rank in self._injected else {}),
         }
 
     def _packet(self, rank: int, packet: dict[str, Any]) -> None:
-        self._observed.packet(rank, packet)
+        if not self._saves.packet(rank, packet, self._attempt):
+            self._observed.packet(rank, packet)
+
+    def _signal_rank(self, number: int, rank: int) -> bool:
+        return self._ranks.signal(number, rank)
 
     async def _flush(self) -> None:
         while True:
@@ -247,6 +273,8 @@ class Agent:
             if not error:
                 self._injected.add(int(message["rank"]))
             self._client.send({"type": "injected", "id": message["id"], "error": error, **_named(message)})
+        elif kind == "save":
+            self._save(str(message["id"]), int(message["attempt"]))
         elif kind == "who":
             self._hello()
 
@@ -257,8 +285,13 @@ class Agent:
         self._attempt = attempt
         self._ends.clear()
         self._injected.clear()
+        self._saves.begin_attempt()
         self._observed = Observed(attempt, self._client.send)
         self._ranks.start(self._plans(attempt, str(message["first_host"]), int(message["port"])))
+
+    def _save(self, id: str, attempt: int) -> None:
+        if attempt == self._attempt:
+            self._saves.ask(id, attempt, self._ranks.numbers)
 
     def _preload(self) -> Preload | None:
         """The zygote for this run's command, if it is to have one."""

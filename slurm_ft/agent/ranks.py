@@ -115,6 +115,11 @@ class Ranks:
     def __bool__(self) -> bool:
         return bool(self._ranks)
 
+    @property
+    def numbers(self) -> list[int]:
+        """The ranks that run here."""
+        return sorted(self._ranks)
+
     def _new_forker(self) -> Forker | None:
         if self._preload is None:
             return None

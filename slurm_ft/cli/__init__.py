@@ -33,6 +33,7 @@ COMMANDS = {
     "inject": ("slurm_ft.cli.inject", "Break one rank of a running run, to see it repaired."),
     "report": ("slurm_ft.cli.report", "Report incidents, recovery times and goodput."),
     "check": ("slurm_ft.cli.check", "Check this host's GPUs and native libraries; silent when all is well."),
+    "save": ("slurm_ft.cli.save", "Ask the ranks of a run to save now, and say what came of it."),
     "stop": ("slurm_ft.cli.stop", "End a run in order: its ranks may save first."),
     "cancel": ("slurm_ft.cli.cancel", "End a run now: scancel its job or end its local head."),
     "list": ("slurm_ft.cli.list_runs", "List the runs in the runs folder."),

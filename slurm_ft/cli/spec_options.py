@@ -39,6 +39,10 @@ _OPTIONS = (
                  help=f"Repairs by a new step on the same hosts, within {_DEFAULTS.step.seconds:.0f} s."),
     click.option("--hang-after", type=float, default=_DEFAULTS.hang_after, show_default=True, metavar="SECONDS",
                  help="Restart a replica that has stood still so long while its peers move; 0 never."),
+    click.option("--save-within", type=float, default=_DEFAULTS.save_within, show_default=True, metavar="SECONDS",
+                 help="Time for ranks that can save, before a stop or the time limit."),
+    click.option("--save-signal", default="", metavar="SIGNAL",
+                 help="Asks ranks that know nothing of slurm-ft to save, as in SIGUSR1.  [default: none]"),
     click.option("--zygote/--no-zygote", default=True, show_default=True,
                  help="Fork ranks from a process that has done their imports."),
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set in every rank; repeatable."),
@@ -60,6 +64,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
         in_place=Budget(options["restarts_in_place"], _DEFAULTS.in_place.seconds),
         step=Budget(options["restarts_by_step"], _DEFAULTS.step.seconds),
         hang_after=options["hang_after"],
+        save_within=options["save_within"],
         orphan_timeout=_DEFAULTS.orphan_timeout if cluster == "local" else ORPHAN_TIMEOUT_IN_A_JOB,
     )
     return RunSpec(
@@ -70,12 +75,19 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
             ranks_per_node,
             pairs(options["environment"]),
             options["zygote"],
+            _signal_name(options["save_signal"]),
         ),
         replicas=replicas,
         spares=options["spares"],
         cluster=cluster,
         policy=policy,
     ).validate()
+
+
+def _signal_name(text: str) -> str:
+    """USR1, SIGUSR1 and usr1 are one signal."""
+    word = text.upper()
+    return f"SIG{word}" if word and not word.startswith("SIG") else word
 
 
 def pairs(items: Sequence[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from slurm_ft.observe.words import exit_meaning
 @click.option("--no-wait", is_flag=True, help="Ask for it and do not wait for the end.")
 @common.dry_run_option
 def command(run: str | None, runs_folder: str, no_wait: bool, dry_run: bool) -> None:
-    """End a run in order: its ranks get TERM and time to save.
+    """End a run in order: ranks that can save do so first, then they get TERM.
 
     It creates the file `stop` in the run folder, so it needs no more rights than that: a colleague who shares
     the folder can `touch` it too.

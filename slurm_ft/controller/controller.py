@@ -1,11 +1,12 @@
 """The world around the Supervisor: one asyncio loop that turns what happens into events.
 
 Messages of agents, ends of steps, requests in the control folder, signals, and a tick. It is the only
-writer of `events.jsonl` and `state.json`. Started again in the same session (by the head, after a crash),
+writer of `events.jsonl`, `state.json` and `saved.json`, and reads and writes the run folder in threads only, so
+that a file system that stalls does not stop it. Started again in the same session (by the head, after a crash),
 it folds the log, takes over the steps that run, and the agents tell it what it missed.
 
-    SIGTERM, SIGINT, SIGHUP    stop the run in order
-    SIGUSR2                    the time limit or a preemption is near: stop in order, exit 75 (try again)
+    SIGTERM, SIGINT, SIGHUP    save, and stop the run in order
+    SIGUSR2                    the time limit or a preemption is near: the same, exit 75 (try again)
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+from slurm_ft.aside import Aside
 from slurm_ft.channel import Message, Server
-from slurm_ft.controller import requests
+from slurm_ft.controller import requests, saving
+from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
+from slurm_ft.controller.latelog import LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.peers import Peer, Peers
@@ -42,6 +46,9 @@ STANDING_PHASES = frozenset({"checkpoint", "eval"})
 LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
 STATE_INTERVAL = 1.0
+SETTLE_WITHIN = 0.5
+"""Seconds that a launch waits for earlier events to be on disk; only once, then the file system has stalled."""
+LAST_WRITES_WITHIN = 5.0
 REQUEST_INTERVAL = 0.5
 EXIT_CRASHED = 70
 """This process failed, not the training (EX_SOFTWARE of sysexits.h): the head starts it again."""
@@ -61,6 +68,8 @@ FORWARDED = {
     "rank_done": Kind.RANK_DONE,
     "cleared": Kind.AGENT_CLEARED,
     "injected": Kind.INJECTED,
+    "save_asked": Kind.SAVE_ASKED,
+    "saved": Kind.SAVED,
 }
 
 log = logging.getLogger("slurm_ft.controller")
@@ -73,9 +82,13 @@ class Controller:
         self._paths, self._spec, self._server = paths, spec, server
         self._session = session
         self._clock = Clock()
-        self._log = EventLog(paths.events, on_trouble=lambda error: log.warning("events wait: %s", error))
+        self._log = LateLog(EventLog(paths.events))
+        self._saves: list[Event] = []  # the complete ones of the whole run
+        self._trouble: Trouble | None = None
+        self._files = Aside("files")
         self._book = Book()
         self._peers = Peers(server)
+        self._asking = Asking(self._peers)
         self._steps = Steps(paths, launcher, self._peers, self._do, self._step_exited)
         self._work: set[asyncio.Task[None]] = set()
         self._paces: dict[int, Pace] = {}
@@ -86,6 +99,12 @@ class Controller:
 
     def _record(self, event: Event) -> None:
         self._log.append(event)
+        if event.kind is Kind.SAVE_ENDED and event.data["complete"]:
+            self._saves.append(event)
+            self._files.post(
+                partial(write_json, self._paths.saved, saving.marker(self._saves)),
+                lambda error: log.error("saved.json was not written: %s", error),
+            )
         if event.kind is Kind.RUN_STARTED:
             self._facts = {**event.data, "started": event.t}
         self._changed.set()
@@ -121,6 +140,7 @@ class Controller:
         events = list(read(self._paths.events))
         starts = [index for index, event in enumerate(events) if event.kind is Kind.RUN_STARTED]
         self._before = fold(events[starts[-1] :]) if starts else RunState()
+        self._saves = [event for event in events if event.kind is Kind.SAVE_ENDED and event.data.get("complete")]
         if not starts or events[starts[-1]].data.get("session") != self._session:
             return False
         self.supervisor.state = self._before
@@ -162,13 +182,13 @@ class Controller:
                 self.end_step(replica, self._spec.policy.kill_grace)
 
     async def _end(self, code: int) -> int:
-        self._paths.stop.unlink(missing_ok=True)
-        self._write_state()
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
-        self._write_state()
-        self._log.close()
+        self._files.post(lambda: self._paths.stop.unlink(missing_ok=True))
+        self._files.post(partial(write_json, self._paths.state, self._snapshot()))
+        if not self._log.close() or not self._files.drain(LAST_WRITES_WITHIN):
+            log.error("the run folder cannot be written: the last events are lost")
         self._server.close()
         return code
 
@@ -221,6 +241,7 @@ class Controller:
     def _hello(self, name: bytes, message: Message) -> None:
         peer = Peer(message["replica"], message["step"], message["index"], message["host"], time.monotonic())
         replica = self.supervisor.state.replicas[peer.replica]
+        self.supervisor.taken[peer.replica] = max(peer.step, self.supervisor.taken.get(peer.replica, 0))
         if peer.step != replica.step or replica.state not in STEP_EXISTS:
             self._peers.send(name, {"type": "shutdown", "grace": self._spec.policy.kill_grace})
             return
@@ -287,7 +308,7 @@ class Controller:
         last = time.monotonic()
         while True:
             await asyncio.sleep(TICK)
-            self._log.flush()
+            self._tell_trouble()
             now = time.monotonic()
             if now - last > LATE:
                 # We were stopped, or a write of ours hung: that agents were not heard is our own doing.
@@ -296,8 +317,18 @@ class Controller:
                     pace.moved_at = now
             last = now
             self._miss_silent_agents(now)
+            self._asking.remind(self.supervisor.state, now)
             self._find_hanging(now)
             self._changed.set()
+
+    def _tell_trouble(self) -> None:
+        """Say that events wait, and note it among them when they wait no longer."""
+        before, self._trouble = self._trouble, self._log.trouble
+        if self._trouble is not None and before is None:
+            log.error("events wait in memory, the training goes on: %s", self._trouble.what)
+        if before is not None and self._trouble is None:
+            waited = time.monotonic() - before.since
+            self._note(f"{before.what}: for {waited:.0f} s events waited in memory, {before.waiting} of them at last")
 
     def _miss_silent_agents(self, now: float) -> None:
         for peer, silence in self._peers.silent(now, self._spec.policy.agent_timeout):
@@ -341,7 +372,17 @@ class Controller:
         else:
             self._paces[replica] = Pace(now)
 
+    def _save(self, why: str) -> None:
+        """Ask the ranks to save, unless they have been asked already."""
+        state = self.supervisor.state
+        if state.save is None and state.ended is None:
+            within = self._spec.policy.save_within
+            self.supervisor.take(Kind.SAVE_REQUESTED, **self._asking.request(state, why, within))
+            self._asking.remind(self.supervisor.state, time.monotonic())
+
     def _stop(self, why: str, code: int) -> None:
+        if not self.supervisor.state.stop:
+            self._save(why)
         self.supervisor.take(Kind.STOP_REQUESTED, why=why, code=code)
 
     def _step_exited(self, replica: int, step: int, ended: Ended) -> None:
@@ -352,10 +393,16 @@ class Controller:
     async def _read_requests(self) -> None:
         while True:
             await asyncio.sleep(REQUEST_INTERVAL)
-            if requests.stop_is_asked_for(self._paths):
+            if await self._files.do(partial(requests.stop_is_asked_for, self._paths)):
                 self._stop("a stop was asked for", 128 + signal.SIGTERM)
+            if await self._files.do(partial(requests.save_is_asked_for, self._paths)):
+                self._save("a save was asked for")
             if self._peers.all_have_called:  # who has not called cannot be told
-                for request in requests.taken(self._paths, self._note):
+                complaints: list[str] = []
+                found = await self._files.do(lambda: list(requests.taken(self._paths, complaints.append)))  # noqa: B023
+                for text in complaints:
+                    self._note(text)
+                for request in found:
                     self._inject(request)
 
     def _note(self, text: str) -> None:
@@ -374,7 +421,11 @@ class Controller:
 
     # --- Effects: what the supervisor asks for ---------------------------------------------------------
 
+    def hold(self) -> str:
+        return "the run folder's file system does not answer" if self._log.stalled else ""
+
     def launch(self, replica: Replica, step: int) -> int:
+        self._log.settle(SETTLE_WITHIN)
         return self._steps.launch(replica, step)
 
     def start_ranks(self, replica: Replica) -> None:
@@ -402,15 +453,14 @@ class Controller:
 
     async def _write_states(self) -> None:
         while True:
-            self._write_state()
+            try:
+                await self._files.do(partial(write_json, self._paths.state, self._snapshot()))
+            except OSError as error:
+                log.warning("state.json waits: %s", error)
             await asyncio.sleep(STATE_INTERVAL)
 
-    def _write_state(self) -> None:
-        try:
-            now, reasons = self._clock(), self.supervisor.reasons
-            write_json(self._paths.state, snapshot(now, self.supervisor.state, self._facts, self._book, reasons))
-        except OSError as error:
-            log.warning("state.json waits: %s", error)
+    def _snapshot(self) -> dict[str, Any]:
+        return snapshot(self._clock(), self.supervisor.state, self._facts, self._book, self.supervisor.reasons)
 
 
 def _missed(replica: Replica, index: int, message: Message) -> bool:

@@ -2,13 +2,16 @@
 
 `Supervisor.take` records an event and takes it into the state; `Supervisor.act` asks `decide` what to do
 and does it, until there is nothing left to do. Whatever touches the world is behind `Effects`, so stories
-are told to this very loop in tests. An action's record comes before its effect where the effect can be
-repeated (an agent that is told twice to start an attempt does it once), so a crash between the two loses
-nothing.
+are told to this very loop in tests. An action's record is made before its effect where the effect can be
+repeated (an agent that is told twice to start an attempt does it once). Records reach the disk in order but
+later (see latelog.py), so a crash may lose the last of them: what agents were told they say again when they
+call the next controller, and of a step that may have been started without a record that has survived, the
+next step's number is kept clear (`unsure`, `taken`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -37,6 +40,10 @@ class Effects(Protocol):
         """Tell the replica's agents to end what is left of its ranks."""
         ...
 
+    def hold(self) -> str:
+        """Why no step can be launched now, or ''."""
+        ...
+
     def end_step(self, replica: Replica, grace: float) -> None:
         """End the replica's step; its exit comes as an event."""
         ...
@@ -57,6 +64,8 @@ class Supervisor:
         self.reasons: dict[int, str] = {}
         # Replicas of which a controller before this one may have started a step without recording it.
         self.unsure: set[int] = set()
+        # The highest number of a step by which an agent has called: no later step may have it.
+        self.taken: dict[int, int] = {}
         self._policy = policy
         self._effects = effects
         self._record = record
@@ -73,10 +82,20 @@ class Supervisor:
         for _ in range(MOST_ROUNDS):
             actions, reasons = supervise.decide(self._clock(), self.state, self._policy)
             self.reasons = reasons or self.reasons  # of a run that has ended the last ones stand
+            actions = self._held_back(actions)
             if not actions:
                 return
             for action in actions:
                 self._perform(action)
+
+    def _held_back(self, actions: list[supervise.Action]) -> list[supervise.Action]:
+        """These actions without the launches that must wait."""
+        launches = {action.replica for action in actions if isinstance(action, supervise.LaunchStep)}
+        why = self._effects.hold() if launches else ""
+        if not why:
+            return actions
+        self.reasons |= {replica: f"{self.reasons[replica]}, as soon as it can be: {why}" for replica in launches}
+        return [action for action in actions if not isinstance(action, supervise.LaunchStep)]
 
     def _perform(self, action: supervise.Action) -> None:
         match action:
@@ -96,12 +115,14 @@ class Supervisor:
                 self.take(Kind.STEP_ENDING, replica, step=before.step, then=str(then), why=why)
                 if before.pid is not None:
                     self._effects.end_step(before, grace)
+            case supervise.EndSave(id, outcome):
+                self.take(Kind.SAVE_ENDED, id=id, **dataclasses.asdict(outcome))
             case supervise.EndRun(code, why):
                 self.take(Kind.RUN_ENDED, code=code, why=why)
 
     def _launch(self, replica: Replica) -> None:
         # A number that a step nobody recorded cannot have: its agents are then known as strangers and sent away.
-        step = replica.step + 1 + (replica.id in self.unsure)
+        step = max(replica.step + 1 + (replica.id in self.unsure), self.taken.get(replica.id, 0) + 1)
         self.unsure.discard(replica.id)
         hosts = list(replica.hosts)
         try:

@@ -1,4 +1,4 @@
-"""What people ask of a running run, as files in its folder: an inject request, or a stop.
+"""What people ask of a running run, as files in its folder: an inject request, a save, or a stop.
 
 Files work from any host that shares the folder, with no address to find and no key to hold; whoever may
 write there may ask. The answer to a request is an event that bears its id.
@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurm_ft.errors import RunFolderError
 from slurm_ft.paths import RunPaths, read_json
@@ -29,8 +30,17 @@ class Inject:
 
 def stop_is_asked_for(paths: RunPaths) -> bool:
     """Is there a stop file? It is taken away, so that the run can be started again."""
+    return _taken_away(paths.stop)
+
+
+def save_is_asked_for(paths: RunPaths) -> bool:
+    """Is there a save file? It is taken away: one file, one save."""
+    return _taken_away(paths.save)
+
+
+def _taken_away(path: Path) -> bool:
     with contextlib.suppress(OSError):
-        paths.stop.unlink()
+        path.unlink()
         return True
     return False
 

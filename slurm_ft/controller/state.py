@@ -31,6 +31,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
+from slurm_ft.controller import saving
 from slurm_ft.errors import EXIT_DONE
 from slurm_ft.events import Event, Kind
 
@@ -126,7 +127,11 @@ class Replica:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run, as its events tell it. `collective` means that a torchft quorum was seen."""
+    """The state of a run, as its events tell it. `collective` means that a torchft quorum was seen.
+
+    `save` is the one that is going on. `left` are the replicas whose ranks ended well after they were asked to
+    save because the run stops: they were told to leave, and have not finished.
+    """
 
     replicas: tuple[Replica, ...] = ()
     started: float = 0.0
@@ -136,6 +141,13 @@ class RunState:
     first_done: float | None = None
     ended: int | None = None
     spares: tuple[str, ...] = ()
+    save: saving.Save | None = None
+    left: frozenset[int] = frozenset()
+
+    @property
+    def running(self) -> dict[int, int]:
+        """The attempts of the replicas whose ranks run."""
+        return {r.id: r.attempt for r in self.replicas if r.state in RANKS_RUN}
 
     def with_replica(self, replica: Replica) -> RunState:
         return replace(self, replicas=tuple(replica if replica.id == r.id else r for r in self.replicas))
@@ -350,6 +362,12 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(state, ended=int(data["code"]))
     if kind is Kind.QUORUM:
         return replace(state, collective=True)
+    if kind is Kind.SAVE_REQUESTED:
+        return replace(state, save=saving.requested(event))
+    if kind in (Kind.SAVE_ASKED, Kind.SAVED):
+        return replace(state, save=saving.observe(state.save, event)) if state.save else state
+    if kind is Kind.SAVE_ENDED:
+        return replace(state, save=None)
     if event.replica is None or not 0 <= event.replica < len(state.replicas):
         return state
     replica = state.replicas[event.replica]
@@ -363,6 +381,8 @@ def observe(state: RunState, event: Event) -> RunState:
     after = state.with_replica(handler(replica, event))
     if kind is Kind.HOST_REPLACED:
         return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
+    if kind is Kind.RANK_DONE and state.stop and state.save and state.save.asked(replica.id, replica.attempt):
+        return replace(after, left=state.left | {replica.id})
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from slurm_ft.controller import saving
 from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, RANKS_RUN, SPARE, Replica, RunState, State
 from slurm_ft.errors import EXIT_DONE, EXIT_FAILED, EXIT_LAUNCH, EXIT_PERMANENT
 from slurm_ft.spec import Budget, Policy
@@ -65,6 +66,14 @@ class EndStep:
 
 
 @dataclass(frozen=True)
+class EndSave:
+    """The save that was asked for is over."""
+
+    id: str
+    outcome: saving.Outcome
+
+
+@dataclass(frozen=True)
 class EndRun:
     """All is over: leave with this exit code."""
 
@@ -72,7 +81,7 @@ class EndRun:
     why: str
 
 
-Action = LaunchStep | TakeSpare | StartRanks | ClearRanks | EndStep | EndRun
+Action = LaunchStep | TakeSpare | StartRanks | ClearRanks | EndStep | EndSave | EndRun
 Choice = tuple[Action | None, str]
 
 
@@ -100,6 +109,8 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
         return [], reasons
     doomed = _doom(state, policy)
     actions: list[Action] = []
+    if state.save and not saving.waits_for(state.save, state.running, now, bool(state.stop)):
+        actions.append(EndSave(state.save.id, saving.outcome(state.save, state.collective)))
     spares = state.spares
     for replica in state.replicas:
         action, reasons[replica.id] = _choose(now, replica, replace(state, spares=spares), policy, doomed)
@@ -128,9 +139,13 @@ def _choose(now: float, r: Replica, state: RunState, policy: Policy, doomed: str
         return None, r.why or _final_reason(r)
     if r.state is State.ENDING:
         return None, f"its step is being ended: {r.why}"
+    if r.state is State.FINISHED and r.id in state.left:
+        return EndStep(r.id, State.STOPPED, state.stop, policy.stop_grace), state.stop
     if r.state is State.FINISHED:
         return EndStep(r.id, State.DONE, "all its ranks ended well", policy.stop_grace), "all its ranks ended well"
     late = doomed or _left_behind(now, r, state, policy)
+    if late and r.state in RANKS_RUN and state.save and late == state.stop:
+        return None, f"{late}; it has {max(0.0, state.save.due - now):.0f} s to save first"
     if late:
         grace = policy.stop_grace if r.state in RANKS_RUN else policy.kill_grace
         return EndStep(r.id, State.STOPPED, late, grace), late

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from slurm_ft import env
 from slurm_ft.agent.process import open_log
+from slurm_ft.aside import Aside
 from slurm_ft.errors import EXIT_LAUNCH, LaunchError
 from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
 from slurm_ft.slurm.hostlist import compress
@@ -29,6 +30,8 @@ from slurm_ft.slurm.hostlist import compress
 GONE_WITHIN = 10.0
 """Seconds for which a cancelled step is awaited. Slurm lists a dead host's steps for longer: that list is
 not to be believed, and a step that does not go is left to Slurm."""
+
+WORDS_WITHIN = 2.0
 
 KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME"})
 """The only variables of Slurm's that a step's srun sees: where Slurm is, and in which job."""
@@ -130,7 +133,10 @@ class SrunStep:
         code = await self._client.wait()
         if code is None or code < 0:
             await self._make_sure_it_is_gone()
-        return Ended(code, f"srun {exit_words(code)}{self._last_words()}")
+        words = ""
+        with contextlib.suppress(TimeoutError):  # the log is in the run folder, whose file system may be away
+            words = await asyncio.wait_for(Aside("words").do(self._last_words), WORDS_WITHIN)
+        return Ended(code, f"srun {exit_words(code)}{words}")
 
     async def terminate(self) -> None:
         await self._cancel("TERM")

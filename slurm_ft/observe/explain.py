@@ -23,6 +23,7 @@ TIMES = {
     "launch_timeout": "from the start of a step until its agents have reported",
     "agent_timeout": "an agent that is silent for so long is lost",
     "kill_grace": "between TERM and KILL when a broken replica is cleared",
+    "save_within": "for ranks that can save, before the run is stopped",
     "stop_grace": "between TERM and KILL when the run is stopped",
     "finish_grace": "for the others, once the first replica has finished",
     "orphan_timeout": "an agent without a controller ends its ranks after so long",

@@ -168,6 +168,26 @@ def stop(paths: RunPaths) -> None:
         raise RunFolderError(f"`{paths.stop}` cannot be written: {error.strerror}", "is this run yours?") from None
 
 
+def ask_to_save(paths: RunPaths) -> None:
+    """Ask the ranks of the run to save."""
+    try:
+        paths.save.touch()
+    except OSError as error:
+        raise RunFolderError(f"`{paths.save}` cannot be written: {error.strerror}", "is this run yours?") from None
+
+
+def await_save(paths: RunPaths, watch: Watch, gone: Callable[[], bool], wait: Wait = time.sleep) -> Event | None:
+    """The SAVE_ENDED that comes next, or None when the run is over without it. `watch` has seen all before."""
+    while True:
+        last = gone()
+        for event in watch.look():
+            if event.kind is Kind.SAVE_ENDED:
+                return event
+        if watch.ended is not None or last:
+            return None
+        wait(POLL_SECONDS)
+
+
 def await_end(paths: RunPaths, gone: Callable[[], bool], wait: Wait = time.sleep) -> int | None:
     """The exit code of the run once it has ended, or None when it was left without having ended."""
     watch = Watch(paths)

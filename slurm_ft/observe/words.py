@@ -166,6 +166,13 @@ def _run_ended(data: Data) -> str:
     return f"run ended with exit code {code} ({meaning}): {data.get('why', '')}"
 
 
+def _save_ended(data: Data) -> str:
+    if not data.get("complete"):
+        return f"nothing complete was saved: {data.get('why', 'no reason given')}"
+    where = f" in {data['path']}" if data.get("path") else ""
+    return f"step {data.get('step', '?')} is saved{where}, {data.get('why', '')}"
+
+
 _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.RUN_STARTED: _run_started,
     Kind.CONTROLLER_STARTED: _controller,
@@ -181,6 +188,8 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.STEP_EXITED: _step_exited,
     Kind.HOST_REPLACED: lambda data: f"the spare {data.get('spare', '?')} takes the place of {data.get('bad', '?')}",
     Kind.STOP_REQUESTED: _stop,
+    Kind.SAVE_REQUESTED: lambda data: f"the ranks are asked to save: {data.get('why', 'no reason given')}",
+    Kind.SAVE_ENDED: _save_ended,
     Kind.INJECTED: _injected,
     Kind.NOTE: lambda data: str(data.get("text", "")),
     Kind.RUN_ENDED: _run_ended,

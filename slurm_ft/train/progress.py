@@ -5,8 +5,8 @@
 
 The rank holds one connection to its agent: a Unix SEQPACKET socket in the abstract namespace, whose name is
 in SLURM_FT_SOCKET. Each packet is one JSON object. A packet that does not fit is kept and sent with the
-next one, so a busy agent never blocks a training step. The agent can send packets too; the only one so far
-is `exit`, by which `slurm-ft inject --kind exit:N` ends a rank from within.
+next one, so a busy agent never blocks a training step. The agent can send packets too: `exit`, by which
+`slurm-ft inject --kind exit:N` ends a rank from within, and those that another module has put into COMMANDS.
 
 This file uses the standard library alone, because `bootstrap.py` loads it by its path into Pythons that
 have no slurm-ft installed.
@@ -22,6 +22,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 STACKS_SIGNAL = signal.SIGRTMIN + 5
@@ -29,6 +30,8 @@ STACKS_SIGNAL = signal.SIGRTMIN + 5
 and libraries have their own uses for these."""
 PACKET_BYTES = 60_000
 KEPT_PACKETS = 10_000
+COMMANDS: dict[str, Callable[[Mapping[str, Any]], None]] = {}
+"""What to do with a packet of this type from the agent; called in the channel's own thread."""
 
 
 def _plain(value: Any) -> Any:
@@ -75,9 +78,13 @@ class Channel:
                 command = json.loads(packet)
                 if command.get("type") == "exit":
                     os._exit(int(command["code"]))
+                if command.get("type") in COMMANDS:
+                    COMMANDS[command["type"]](command)
 
 
 _channel: Channel | None = None
+at_step: Callable[[int], None] | None = None
+"""What `report(step)` calls in the training's own thread; see slurm_ft.train.save."""
 
 
 def channel() -> Channel | None:
@@ -90,8 +97,8 @@ def channel() -> Channel | None:
 
 
 def _forget_after_fork() -> None:
-    global _channel
-    _channel = None
+    global _channel, at_step
+    _channel = at_step = None
     os.environ.pop("SLURM_FT_SOCKET", None)
 
 
@@ -108,6 +115,8 @@ def report(step: int, loss: float | None = None, tokens: int | None = None, phas
     here = channel()
     if here is not None:
         here.send("progress", step=step, loss=loss, tokens=tokens, phase=phase)
+        if at_step is not None:
+            at_step(step)
 
 
 def report_phase(phase: str) -> None:

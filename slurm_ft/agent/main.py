@@ -36,6 +36,7 @@ from slurm_ft.agent.environ import Place, rank_environment
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.preload import host_has_gpu, modules_for
+from slurm_ft.agent.process import open_log
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
 from slurm_ft.agent.saves import Saves
 from slurm_ft.agent.visibility import bus_ids, rank_surroundings, visibility
@@ -287,7 +288,15 @@ class Agent:
         self._injected.clear()
         self._saves.begin_attempt()
         self._observed = Observed(attempt, self._client.send)
-        self._ranks.start(self._plans(attempt, str(message["first_host"]), int(message["port"])))
+        self._do(self._begin(attempt, self._plans(attempt, str(message["first_host"]), int(message["port"]))))
+
+    async def _begin(self, attempt: int, plans: list[Plan]) -> None:
+        """Start the ranks once their logs can be opened, however long that takes: who waits for the file system
+        here is not the agent's loop. On a full disk there is no log to wait for."""
+        with contextlib.suppress(OSError):
+            await self._files.do(lambda: [open_log(plan.log).close() for plan in plans])
+        if attempt == self._attempt and self._cleared < attempt:
+            self._ranks.start(plans)
 
     def _save(self, id: str, attempt: int) -> None:
         if attempt == self._attempt:

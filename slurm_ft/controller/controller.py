@@ -25,7 +25,7 @@ from slurm_ft.channel import Message, Server
 from slurm_ft.controller import requests, saving
 from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
-from slurm_ft.controller.latelog import LateLog, Trouble
+from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.peers import Peer, Peers
@@ -326,9 +326,10 @@ class Controller:
         before, self._trouble = self._trouble, self._log.trouble
         if self._trouble is not None and before is None:
             log.error("events wait in memory, the training goes on: %s", self._trouble.what)
-        if before is not None and self._trouble is None:
-            waited = time.monotonic() - before.since
-            self._note(f"{before.what}: for {waited:.0f} s events waited in memory, {before.waiting} of them at last")
+        ended = self._log.ended_trouble()
+        if ended is not None:
+            waited = time.monotonic() - ended.since
+            self._note(f"{ended.what}: for {waited:.1f} s events waited in memory, {ended.waiting} of them at last")
 
     def _miss_silent_agents(self, now: float) -> None:
         for peer, silence in self._peers.silent(now, self._spec.policy.agent_timeout):
@@ -422,7 +423,7 @@ class Controller:
     # --- Effects: what the supervisor asks for ---------------------------------------------------------
 
     def hold(self) -> str:
-        return "the run folder's file system does not answer" if self._log.stalled else ""
+        return NO_ANSWER if self._log.stalled else ""
 
     def launch(self, replica: Replica, step: int) -> int:
         self._log.settle(SETTLE_WITHIN)

@@ -24,6 +24,7 @@ STALLED_AFTER = 1.0
 """Seconds that a write may take before the file system is said to stall."""
 RETRY = 0.25
 CLOSE_WITHIN = 5.0
+NO_ANSWER = "the run folder's file system does not answer"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class LateLog:
         self._began: float | None = None
         self._since: float | None = None
         self._error = ""
+        self._ended: Trouble | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
@@ -63,8 +65,14 @@ class LateLog:
             if self._since is not None:
                 return Trouble(self._since, count, self._error)
             if self._began is not None and self._clock() - self._began > STALLED_AFTER:
-                return Trouble(self._began, count, "the run folder's file system does not answer")
+                return Trouble(self._began, count, NO_ANSWER)
             return None
+
+    def ended_trouble(self) -> Trouble | None:
+        """A trouble that is over, told once; `waiting` is how many events were written late."""
+        with self._changed:
+            ended, self._ended = self._ended, None
+            return ended
 
     @property
     def stalled(self) -> bool:
@@ -113,8 +121,12 @@ class LateLog:
             self._began = self._clock()
         error = self._log.extend(batch)
         with self._changed:
-            began, self._began = self._began, None
+            began, self._began = self._began or self._clock(), None
             if error is None:
+                stalled = self._clock() - began > STALLED_AFTER
+                if self._since is not None or stalled:
+                    since = began if self._since is None else self._since
+                    self._ended = Trouble(since, self._writing, self._error or NO_ANSWER)
                 self._writing, self._since, self._error = 0, None, ""
             else:
                 self._since = self._since if self._since is not None else began

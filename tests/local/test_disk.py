@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_ft.events import Kind
+from slurm_ft.spec import Policy
 from tests.local.running import PYTHON, Run, a_run
 from tests.waiting import wait_until
 
@@ -89,7 +91,74 @@ def _rank_of(run: Run, agent: int) -> int:
             variables = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        if int(stat[1]) == agent and b"SLURM_FT_ATTEMPT=" in variables and stat[0] not in "ZX":
-            if b"SLURM_FT_ATTEMPT=0" not in variables:
-                return pid
+        is_rank = b"SLURM_FT_ATTEMPT=" in variables and b"SLURM_FT_ATTEMPT=0" not in variables
+        if is_rank and int(stat[1]) == agent and stat[0] not in "ZX":
+            return pid
     return 0
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Freezer]:
+    freezer = Freezer(tmp_path)
+    try:
+        yield freezer
+    finally:
+        freezer.close()
+
+
+class Freezer:
+    """A real file system on a loop device that can be made to hang: writes to it wait until it is let go on."""
+
+    def __init__(self, folder: Path) -> None:
+        image, self.place = folder / "image", folder / "disk"
+        self.place.mkdir()
+        image.write_bytes(b"")
+        os.truncate(image, 16 << 20)
+        self._frozen = False
+        for argv in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(self.place)]):
+            try:
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+            except FileNotFoundError:
+                pytest.skip(f"there is no {argv[0]} here")
+            if done.returncode:
+                pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+
+    def freeze(self) -> None:
+        subprocess.run(["fsfreeze", "-f", str(self.place)], check=True, timeout=30)
+        self._frozen = True
+
+    def thaw(self) -> None:
+        if self._frozen:
+            subprocess.run(["fsfreeze", "-u", str(self.place)], check=True, timeout=30)
+            self._frozen = False
+
+    def close(self) -> None:
+        self.thaw()
+        subprocess.run(["umount", "-l", str(self.place)], check=True, timeout=30)
+
+
+def test_while_the_file_system_hangs_the_training_goes_on_and_what_fails_is_repaired_after(
+    tmp_path: Path, frozen: Freezer
+) -> None:
+    """The agents' signs of life and the controller's judgement need no disk: nobody is lost for the stall."""
+    with a_run(tmp_path) as run:
+        run.paths = type(run.paths)(frozen.place / "run")
+        run.program.write_text(TALKS)
+        try:
+            run.start_with(Policy(agent_timeout=2.0), replicas=2, command=(PYTHON, str(run.program)))
+            for replica in (0, 1):
+                run.until(Kind.PROGRESSED, replica)
+            agent = run.agent(1)
+            frozen.freeze()
+            os.kill(_rank_of(run, agent), signal.SIGKILL)
+            there = step_of(run, 0)
+            time.sleep(4.0)  # longer than an agent may be silent
+            assert step_of(run, 0) > there + 50
+        finally:
+            frozen.thaw()
+        note = run.until(Kind.NOTE)
+        assert "does not answer" in note.data["text"]
+        wait_until(lambda: run.attempts(1) == [(1, ""), (2, "in place")], 10.0)
+        assert not run.events(Kind.AGENT_LOST)
+        assert len(run.events(Kind.STEP_LAUNCHED)) == 2
+        assert run.finished() == 0

@@ -154,9 +154,13 @@ def test_a_save_file_of_a_script_that_cannot_save_says_so_and_changes_nothing(ru
 
 def test_ranks_of_one_replica_on_a_real_store_save_the_same_step(run: Run) -> None:
     """Through torch's own TCPStore, which the bootstrap serves."""
-    text = SAVES.replace("import os, sys, time", "import os, sys, time, torch.distributed").replace(
-        'f"ckpt-{replica}-{step}"', 'f"ckpt-{os.environ[\'RANK\']}-{step}"'
-    ).replace("    report(step=step)\n    time.sleep(0.02)", "    torch.distributed.barrier()\n    report(step=step)")
+    text = (
+        SAVES.replace("import os, sys, time", "import os, sys, time, torch.distributed")
+        .replace('f"ckpt-{replica}-{step}"', "f\"ckpt-{os.environ['RANK']}-{step}\"")
+        .replace(
+            "    report(step=step)\n    time.sleep(0.02)", "    torch.distributed.barrier()\n    report(step=step)"
+        )
+    )
     text = text.replace("on_save(save)", "torch.distributed.init_process_group('gloo')\non_save(save)").replace(
         'while not (folder / "finish").exists():', "while True:"
     )

@@ -129,5 +129,3 @@ def test_calls_aside_are_done_in_order_and_one_that_hangs_is_known() -> None:
 
 def _raises() -> None:
     raise OSError("gone")
-
-

@@ -29,6 +29,7 @@ MEM = "SLURM_FT_MEM"
 SPARES = "SLURM_FT_SPARES"
 LINES = "SLURM_FT_LINES"
 OPTIONS = "SLURM_FT_OPTIONS"
+CHAIN = "SLURM_FT_CHAIN"
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
@@ -78,5 +79,6 @@ VARIABLES = (
     Variable(SPARES, "user", "stands for --spares"),
     Variable(ROOT, "module", "the installation; its etc/slurm-ft/config.toml is the site's file, where there is one"),
     Variable(LINES, "submit", "the `# SLURM_FT` lines of a script, for the `slurm-ft run` in it"),
+    Variable(CHAIN, "submit", "the number of this job in its chain, from 1"),
     Variable(OPTIONS, "submit", "options of `slurm-ft submit SCRIPT`; they win over those of the `slurm-ft run` in it"),
 )

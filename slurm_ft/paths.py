@@ -9,6 +9,8 @@ secret/                     0700: the run's CURVE keys and the address of the co
 control/                    requests of `inject` and `stop`: one small file each
 stop                        touch it and the run saves and stops in order
 save                        touch it and the ranks are asked to save
+chain.json                  the jobs of the run's chain; `submit --chain` writes it
+again.json                  how the run goes on after this job; the head writes it
 saved.json                  the newest complete saves; the controller writes it, `last_save()` reads it
 errors/<r>-<attempt>-<rank>.json           a rank's traceback (torch elastic's protocol)
 replicas/<r>/attempt_<n>/<rank>.log        a rank's output
@@ -39,6 +41,8 @@ class RunPaths:
         self.lock = self.root / "lock"
         self.stop = self.root / "stop"
         self.save = self.root / "save"
+        self.chain = self.root / "chain.json"
+        self.again = self.root / "again.json"
         self.saved = self.root / "saved.json"
         self.controller_log = self.root / "controller.log"
         self.head_log = self.root / "head.log"

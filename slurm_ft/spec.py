@@ -76,6 +76,7 @@ class Policy:
     An agent that finds no controller for `orphan_timeout` ends its ranks and itself.
     A replica that trained hangs when it has stood still for `hang_after` at least (see controller/pace.py);
     0 turns that off.
+    With `requeue` a Slurm job that ends for its time limit or a preemption is put back into the queue.
     """
 
     min_replicas: int = 1
@@ -91,6 +92,7 @@ class Policy:
     finish_grace: float = 60.0
     orphan_timeout: float = 120.0
     hang_after: float = 300.0
+    requeue: bool = True
     lighthouse: Lighthouse = Lighthouse()
 
     def problems(self) -> list[Problem]:

@@ -59,6 +59,7 @@ def command(**options: Any) -> None:
     `titan ...`. Lines `# SLURM_FT --replicas=4` at the top of the job's script are options too; those of this
     command win.
     """
+    from slurm_ft.controller.comeback import is_over
     from slurm_ft.controller.head import look_after, open_run
     from slurm_ft.observe.last_words import last_words
     from slurm_ft.paths import RunPaths
@@ -91,6 +92,10 @@ def command(**options: Any) -> None:
     paths = RunPaths((options["run_dir"] or str(runs / f"{spec.name}-{place.job_id}")).replace("%j", job_id))
     if options["dry_run"]:
         click.echo(dry_run(paths, spec, place))
+        return
+    over = "" if local else is_over(paths, os.environ)
+    if over:
+        click.echo(over, err=True)
         return
     open_run(paths, spec)
     if not local:

@@ -43,6 +43,8 @@ _OPTIONS = (
                  help="Time for ranks that can save, before a stop or the time limit."),
     click.option("--save-signal", default="", metavar="SIGNAL",
                  help="Asks ranks that know nothing of slurm-ft to save, as in SIGUSR1.  [default: none]"),
+    click.option("--requeue/--no-requeue", default=True, show_default=True,
+                 help="Put the job back into the queue when it ends for its time limit."),
     click.option("--zygote/--no-zygote", default=True, show_default=True,
                  help="Fork ranks from a process that has done their imports."),
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set in every rank; repeatable."),
@@ -65,6 +67,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
         step=Budget(options["restarts_by_step"], _DEFAULTS.step.seconds),
         hang_after=options["hang_after"],
         save_within=options["save_within"],
+        requeue=options["requeue"],
         orphan_timeout=_DEFAULTS.orphan_timeout if cluster == "local" else ORPHAN_TIMEOUT_IN_A_JOB,
     )
     return RunSpec(

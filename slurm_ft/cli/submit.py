@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from click.core import ParameterSource
 from slurm_ft import config
 from slurm_ft.cli.common import Configured
 from slurm_ft.cli.spec_options import check_program, make_spec, spec_options
-from slurm_ft.errors import SlurmFTError, UsageError
+from slurm_ft.errors import EXIT_TRY_AGAIN, SlurmFTError, UsageError
 from slurm_ft.submit.script import Script
 from slurm_ft.submit.script import find as find_script
 
@@ -64,6 +65,14 @@ class SubmitCommand(Configured):
 )
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job first; repeatable.")
 @click.option("--local-run-dir", is_flag=True, help="The run folder is shared although its place looks local.")
+@click.option(
+    "--chain",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="N jobs, one after the other: each goes on where the time limit has ended the one before.",
+)
 @click.option("--no-wait", is_flag=True, help="Return when it is submitted.")
 @click.option("--parsable", is_flag=True, help="Print only the job's id; implies --no-wait.")
 def command(**options: Any) -> None:
@@ -98,6 +107,7 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
     """Submit the user's own script, and show its run as one of ours."""
     from slurm_ft.cli.submit_script import submission
     from slurm_ft.paths import RunPaths
+    from slurm_ft.submit import chain
     from slurm_ft.submit import script as own
     from slurm_ft.submit.slurm_job import check_shared
 
@@ -111,8 +121,19 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
         return
     if not options["local_run_dir"]:
         check_shared(Path(run_dir), nodes)
-    job_id = own.submit(request)
-    _show(options, script.name, job_id, RunPaths(run_dir.replace("%j", job_id)), "slurm")
+
+    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+        return own.submit(own.link(request, number, run_dir.replace("%j", first), after) if number else request)
+
+    if options["chain"] == 1:
+        job_id = link(0, "", ())
+        _show(options, script.name, job_id, RunPaths(run_dir.replace("%j", job_id)), "slurm")
+        return
+    ids = chain.submit_links(options["chain"], link)
+    paths = RunPaths(run_dir.replace("%j", ids[0]))
+    paths.create()
+    chain.record(paths, ids)
+    _show(options, script.name, ids[0], paths, "slurm")
 
 
 def _show(options: dict[str, Any], name: str, job_id: str, paths: RunPaths, cluster: str) -> None:
@@ -173,8 +194,10 @@ def _submit_local(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths
 def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths] | None:
     from slurm_ft.controller.head import open_run
     from slurm_ft.paths import RunPaths
-    from slurm_ft.submit import slurm_job
+    from slurm_ft.submit import chain, slurm_job
 
+    if options["chain"] > 1:  # the next link goes on, not the same job
+        spec = replace(spec, policy=replace(spec.policy, requeue=False))
     settings = config.settings(os.environ, Path.cwd())
     _check_allowed(options["sbatch_args"], settings.texts("allowed_sbatch_args"))
     runs = Path(options["runs"]).absolute()
@@ -206,10 +229,22 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths
         slurm_job.check_shared(Path(request.run_dir), spec.hosts)
     if options["run_dir"] and Path(request.run_dir).exists():
         open_run(RunPaths(request.run_dir), spec)
-    job_id = slurm_job.submit(request)
-    paths = RunPaths(request.run_dir.replace("%j", job_id))
+    if options["chain"] == 1:
+        job_id = slurm_job.submit(request)
+        paths = RunPaths(request.run_dir.replace("%j", job_id))
+        open_run(paths, spec)
+        return job_id, paths
+
+    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+        run_dir = request.run_dir.replace("%j", first) if first else request.run_dir
+        options = request.options + after
+        return slurm_job.submit(replace(request, run_dir=run_dir, options=options, chain=number))
+
+    ids = chain.submit_links(options["chain"], link)
+    paths = RunPaths(request.run_dir.replace("%j", ids[0]))
     open_run(paths, spec)
-    return job_id, paths
+    chain.record(paths, ids)
+    return ids[0], paths
 
 
 def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
@@ -238,6 +273,26 @@ def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
             return 128 + signal.SIGINT
         if code is None:
             raise SlurmFTError(f"run {job_id} ended without a last word", f"see `slurm-ft explain {paths.root}`")
+        if code == EXIT_TRY_AGAIN and cluster == "slurm":
+            following = _goes_on(paths, job_id)
+            if following:
+                job_id, history = following, 0
+                gone = JobWatch(paths, job_id, partial(click.echo, err=True))
+                continue
         for line in last_words(paths, code):
             click.echo(line, err=True)
         return code
+
+
+def _goes_on(paths: RunPaths, job_id: str) -> str:
+    """The job in which a run that had to end goes on, as soon as it does; '' when it does not."""
+    from slurm_ft.submit import rejoin
+    from slurm_ft.submit.slurm_job import JobWatch
+
+    found = rejoin.goes_on_in(paths, job_id, lambda: False)
+    if found is None:
+        return ""
+    following, words = found
+    click.echo(words, err=True)
+    gone = JobWatch(paths, following, partial(click.echo, err=True))
+    return following if rejoin.begun_again(paths, gone) else ""

@@ -164,6 +164,7 @@ class Controller:
             spares=list(layout.spares),
             ranks_per_host=spec.replica.ranks_per_host,
             min_replicas=spec.policy.min_replicas,
+            restart=_number(os.environ.get("SLURM_RESTART_COUNT", "")),
             attempts={str(r.id): r.attempt for r in before},
             steps={str(r.id): r.step for r in before},
         )
@@ -395,7 +396,7 @@ class Controller:
         while True:
             await asyncio.sleep(REQUEST_INTERVAL)
             if await self._files.do(partial(requests.stop_is_asked_for, self._paths)):
-                self._stop("a stop was asked for", 128 + signal.SIGTERM)
+                self._stop(requests.STOP_WORDS, 128 + signal.SIGTERM)
             if await self._files.do(partial(requests.save_is_asked_for, self._paths)):
                 self._save("a save was asked for")
             if self._peers.all_have_called:  # who has not called cannot be told
@@ -462,6 +463,11 @@ class Controller:
 
     def _snapshot(self) -> dict[str, Any]:
         return snapshot(self._clock(), self.supervisor.state, self._facts, self._book, self.supervisor.reasons)
+
+
+def _number(text: str) -> int:
+    """Slurm's count in a variable that may be missing: 0 then."""
+    return int(text) if text.isdigit() else 0
 
 
 def _missed(replica: Replica, index: int, message: Message) -> bool:

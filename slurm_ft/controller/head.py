@@ -5,7 +5,8 @@
   3. start the Lighthouse, where torchft is installed, and wait for its address;
   4. start the controller; start it again in the same session if it crashes;
   5. hand signals on to the controller, and leave with its exit code, which is the run's;
-  6. whatever happens, leave no process of the run on this machine.
+  6. see to it that a run which had to end comes back (comeback.py);
+  7. whatever happens, leave no process of the run on this machine.
 
 Both children get TERM when the head dies, so a killed head ends its run in order instead of leaving it
 without anybody to look after it.
@@ -31,6 +32,7 @@ from pathlib import Path
 from slurm_ft.agent.process import die_with_parent
 from slurm_ft.channel import make_keys
 from slurm_ft.controller import lighthouse
+from slurm_ft.controller.comeback import come_back
 from slurm_ft.controller.controller import EXIT_CRASHED, SIGNALS
 from slurm_ft.errors import LaunchError, RunFailed, RunFolderError, UsageError
 from slurm_ft.launch import local
@@ -282,7 +284,13 @@ def look_after(paths: RunPaths, place: Place) -> int:
     lock = take_lock(paths, place)
     try:
         make_keys(paths)
-        return asyncio.run(Head(paths, spec, place, lock).run())
+        paths.again.unlink(missing_ok=True)
+        code = asyncio.run(Head(paths, spec, place, lock).run())
+        if spec.cluster == "slurm":
+            words = come_back(paths, place.job_id, code, spec.policy.requeue)
+            if words:
+                print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
+        return code
     finally:
         if spec.cluster == "local":
             local.sweep(paths.root)

@@ -15,6 +15,8 @@ from pathlib import Path
 from slurm_ft.errors import RunFolderError
 from slurm_ft.paths import RunPaths, read_json
 
+STOP_WORDS = "a stop was asked for"
+"""Why a run stops, when somebody has made the stop file."""
 KINDS = re.compile(r"kill|term|segv|stop|exit:\d{1,3}")
 
 

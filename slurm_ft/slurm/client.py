@@ -167,6 +167,16 @@ class SlurmClient:
         # Without --verbose, scancel is silent about a job that it does not know, and exits 0.
         return self._order(f"cancel job {name}", name, "scancel", "--verbose", name)
 
+    def requeue(self, job_id: int | str) -> Done | Unknown | Unreachable:
+        """Put a running job back into the queue; Slurm ends it. Raises UsageError if Slurm does not allow it."""
+        name = _checked_id(job_id)
+        answer = self._ask("scontrol", "requeue", name)
+        if isinstance(answer, Unreachable) or not answer.code:
+            return Done() if not isinstance(answer, Unreachable) else answer
+        if re.search("permission denied", answer.err, re.IGNORECASE):
+            raise UsageError(f"Slurm does not allow you to requeue job {name}.", "its owner can")
+        return Unknown(name) if _says_unknown(answer) else Unreachable(answer.said)
+
     def signal_step(self, job_id: int | str, step_id: int, signal: Signals) -> Done | Unknown | Unreachable:
         """Send a signal to all processes of one step. Raises UsageError if Slurm does not allow it.
 

@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_ft import env
@@ -113,19 +113,29 @@ def missing(script: Script) -> list[str]:
 
 @dataclass(frozen=True)
 class Submission:
-    """One sbatch call: options that win over the script's, arguments of the script, words for `slurm-ft run`."""
+    """One sbatch call: options that win over the script's, arguments of the script, words for `slurm-ft run`.
+    `chain` is the number of the job in its chain, 0 when it is in none."""
 
     script: Script
     options: tuple[str, ...]
     arguments: tuple[str, ...]
     words: tuple[str, ...]
+    chain: int = 0
 
     def argv(self, *extra: str, path: Path | None = None) -> list[str]:
         return ["sbatch", "--parsable", *extra, *self.options, str(path or self.script.path), *self.arguments]
 
     @property
     def variables(self) -> dict[str, str]:
-        return {env.LINES: shlex.join(self.script.words), env.OPTIONS: shlex.join(self.words)}
+        chain = {env.CHAIN: str(self.chain)} if self.chain else {}
+        return {env.LINES: shlex.join(self.script.words), env.OPTIONS: shlex.join(self.words), **chain}
+
+
+def link(request: Submission, number: int, run_dir: str, options: tuple[str, ...]) -> Submission:
+    """The same call as a link of a chain. The first link makes the run folder, with its own id in the name; the
+    next link goes on after a time limit, and not the same job."""
+    words = ("--no-requeue", f"--run-dir={run_dir}") if number > 1 else ("--no-requeue",)
+    return replace(request, words=request.words + words, options=request.options + options, chain=number)
 
 
 def submit(request: Submission) -> str:

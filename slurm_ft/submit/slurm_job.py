@@ -8,6 +8,7 @@ holds the job's id, which is known only afterwards: the job makes the folder whe
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -28,18 +29,26 @@ from slurm_ft.observe.runs import Gone
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
 from slurm_ft.slurm.states import reason_words
-from slurm_ft.spec import RunSpec
+from slurm_ft.spec import Policy, RunSpec
 from slurm_ft.submit.crossing import submission_environment
 
 WARNING_SECONDS = 120
-"""How long before the time limit Slurm warns the run: more than KillWait, and time to save."""
+"""How long before the time limit Slurm warns the run, at least: more than KillWait, and time to save."""
+SLACK_SECONDS = 30
+"""Slurm sends the warning up to a minute early and looks at limits every 30 s; and the head has to leave."""
+
+
+def warning_seconds(policy: Policy) -> int:
+    """How long before the time limit a run with this policy is to be warned: to save, to stop, and some slack."""
+    return max(WARNING_SECONDS, math.ceil(policy.save_within + policy.stop_grace + SLACK_SECONDS))
 
 
 @dataclass(frozen=True)
 class JobRequest:
     """What to submit: the run, its folder (`%j` stands for the job's id), and sbatch's own options.
 
-    `network` holds variables that the job sets where its environment has no value.
+    `network` holds variables that the job sets where its environment has no value. `chain` is the number of the
+    job in its chain, 0 when it is in none.
     """
 
     spec: RunSpec
@@ -48,6 +57,7 @@ class JobRequest:
     options: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     network: tuple[tuple[str, str], ...] = ()
+    chain: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class LookAfter:
     run_dir: str
 
     def __call__(self) -> None:
+        from slurm_ft.controller.comeback import is_over
         from slurm_ft.controller.head import look_after, open_run
         from slurm_ft.errors import SlurmFTError
         from slurm_ft.observe.last_words import last_words
@@ -66,6 +77,10 @@ class LookAfter:
         try:
             place = allocation_place(os.environ)
             paths = RunPaths(self.run_dir.replace("%j", place.job_id))
+            over = is_over(paths, os.environ)
+            if over:
+                print(over, file=sys.stderr)
+                return
             open_run(paths, RunSpec.from_json(self.spec))
             code = look_after(paths, place)
             print(*last_words(paths, code), sep="\n", file=sys.stderr)
@@ -107,7 +122,8 @@ def render(request: JobRequest, command: str) -> str:
         network=request.network,
         folder=str(request.folder),
         run_dir=request.run_dir,
-        warning_seconds=WARNING_SECONDS,
+        warning_seconds=warning_seconds(request.spec.policy),
+        chain=request.chain,
         command=command,
     )
 

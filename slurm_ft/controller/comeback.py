@@ -1,0 +1,135 @@
+"""What becomes of the job when its run has ended in it: back into the queue, the next link of a chain, or nothing.
+
+A run that had to end for a time limit or a preemption (code 75) comes back by itself. A link of a chain leaves
+that to the next link, which waits in the queue; another job is put back into the queue, if Slurm lets it and the
+run gets on at all: two sessions in a row without progress are not worth a third. A run that is finished, will
+fail in the same way again, or was stopped by somebody cancels the links that are left.
+
+Slurm itself puts a job back that it preempts or whose host fails; it does so with the same id, and a link that
+is put back is still the link. A SIGTERM alone does not say whether a person or a preemption sent it, so Slurm
+is asked once: only a job that is CANCELLED was ended by a person.
+
+The head does this, after the controller has left. Files in the run folder:
+
+    chain.json    {"links": ["12", "13"]}: the jobs of the chain, in order; `submit --chain` writes it
+    again.json    {"after": "12", "job_id": "13", "how": "..."}: how the run goes on, for who follows it
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from slurm_ft import env
+from slurm_ft.controller.requests import STOP_WORDS
+from slurm_ft.errors import EXIT_DONE, EXIT_PERMANENT, EXIT_TRY_AGAIN, EXIT_USAGE, RunFolderError, UsageError
+from slurm_ft.events import Event, Kind, read
+from slurm_ft.paths import RunPaths, read_json, write_json
+from slurm_ft.slurm.client import Done, JobView, SlurmClient, Unknown, Unreachable
+
+FINISHED = frozenset({EXIT_DONE, EXIT_PERMANENT})
+"""A run that has ended with one of these does not begin again in a later link or a requeued job."""
+NO_PROGRESS = 2
+"""After so many sessions in a row without progress a job is not put back into the queue."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done, in this order: cancel these jobs, put this job back into the queue. `next` goes on."""
+
+    words: str = ""
+    cancel: tuple[str, ...] = ()
+    requeue: bool = False
+    next: str = ""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a session ended. `idle` counts the sessions in a row, this one the last, that made no progress."""
+
+    code: int
+    why: str = ""
+    idle: int = 0
+
+
+def ending(events: Iterable[Event], code: int) -> Ending:
+    """How the last session in these events ended."""
+    sessions: list[bool] = []
+    why = ""
+    for event in events:
+        if event.kind is Kind.RUN_STARTED:
+            sessions.append(False)
+            why = ""
+        elif event.kind is Kind.PROGRESSED and sessions:
+            sessions[-1] = True
+        elif event.kind is Kind.STOP_REQUESTED:
+            why = why or str(event.data.get("why", ""))
+    idle = next((n for n, moved in enumerate(reversed(sessions)) if moved), len(sessions))
+    return Ending(code, why, idle)
+
+
+def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: bool) -> Plan:
+    """What is to be done. `links` are the chain's jobs after this one; `job` is what Slurm says of this job."""
+    if end.code == EXIT_TRY_AGAIN:
+        if links:
+            return Plan(f"the run goes on in job {links[0]}, the next link of its chain", next=links[0])
+        if not may_requeue:
+            return Plan()
+        if end.idle >= NO_PROGRESS:
+            return Plan(f"not put back into the queue: no progress in the last {end.idle} sessions")
+        if job is None or not job.requeue:
+            return Plan("not put back into the queue: Slurm says that this job may not be (--requeue allows it)")
+        return Plan("the job is put back into the queue, and the run goes on in it", requeue=True, next=job.job_id)
+    cancelled = job is not None and job.state.state.name == "CANCELLED"
+    stopped = end.code > 128 and (end.why == STOP_WORDS or cancelled)
+    if links and (end.code in FINISHED or end.code == EXIT_USAGE or stopped):
+        return Plan(f"the rest of the chain is cancelled: {', '.join(links)}", cancel=links)
+    return Plan()
+
+
+def links_after(paths: RunPaths, job_id: str) -> tuple[str, ...]:
+    """The jobs of the run's chain that come after this one; none when it is not in a chain."""
+    try:
+        links = [str(item) for item in read_json(paths.chain)["links"]]
+    except (RunFolderError, KeyError, TypeError):
+        return ()
+    return tuple(links[links.index(job_id) + 1 :]) if job_id in links else ()
+
+
+def come_back(paths: RunPaths, job_id: str, code: int, may_requeue: bool, client: SlurmClient | None = None) -> str:
+    """Do what is to be done for the job that has just run the run to this exit code; says what, or ''."""
+    client = client or SlurmClient()
+    links = links_after(paths, job_id)
+    end = ending(read(paths.events), code)
+    if not links and code != EXIT_TRY_AGAIN:
+        return ""
+    answer = client.job(job_id)
+    chosen = plan(end, links, answer if isinstance(answer, JobView) else None, may_requeue)
+    for link in chosen.cancel:
+        with contextlib.suppress(UsageError):
+            client.cancel(link)
+    if chosen.next:
+        with contextlib.suppress(OSError):
+            write_json(paths.again, {"after": job_id, "job_id": chosen.next, "how": chosen.words})
+    if chosen.requeue:
+        done: Done | Unknown | Unreachable = client.requeue(job_id)
+        if not isinstance(done, Done):
+            with contextlib.suppress(OSError):
+                paths.again.unlink()
+            return f"the job could not be put back into the queue: {getattr(done, 'reason', 'Slurm does not know it')}"
+    return chosen.words
+
+
+def is_over(paths: RunPaths, surroundings: Mapping[str, str]) -> str:
+    """Why a later link, or a job that was put back into the queue, has nothing to do; or ''."""
+    again = surroundings.get(env.CHAIN) or surroundings.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+    if not again:
+        return ""
+    last = None
+    for event in read(paths.events):
+        if event.kind in (Kind.RUN_STARTED, Kind.RUN_ENDED):
+            last = event
+    if last is None or last.kind is not Kind.RUN_ENDED or last.data.get("code") not in FINISHED:
+        return ""
+    return f"the run has ended already, with exit code {last.data['code']}: nothing is left to do"

@@ -63,6 +63,7 @@ def command(**options: Any) -> None:
     from slurm_ft.controller.head import look_after, open_run
     from slurm_ft.observe.last_words import last_words
     from slurm_ft.paths import RunPaths
+    from slurm_ft.submit.batch_shell import ADVICE, warning_would_kill
     from slurm_ft.submit.local_run import new_job_id
     from slurm_ft.submit.place import allocation_place, local_place
 
@@ -101,6 +102,8 @@ def command(**options: Any) -> None:
     if not local:
         for name, value in config.settings(os.environ, Path.cwd()).variables().items():
             os.environ.setdefault(name, value)
+        if warning_would_kill(os.environ):
+            click.echo(f"warning: {ADVICE}", err=True)
     click.echo(f"run folder: {paths.root}", err=True)
     code = look_after(paths, place)
     for line in last_words(paths, code):

@@ -67,8 +67,7 @@ class Saver:
     def due(self) -> bool:
         """Is it this rank's turn to save? To be asked once a step."""
         self._polls += 1
-        heard = self._heard if self._heard not in self._done else ""
-        self._current = self._agreed(heard) if self._ranks > 1 else heard
+        self._current = self._agreed(self.waiting) if self._ranks > 1 else self.waiting
         return bool(self._current)
 
     def _agreed(self, heard: str) -> str:
@@ -87,6 +86,15 @@ class Saver:
             return ""
         id, self._target, self._count = self._target[0], None, self._count + 1
         return id
+
+    @property
+    def waiting(self) -> str:
+        """The request that has not been answered, or ''. For who agrees with the other ranks in a way of its own."""
+        return self._heard if self._heard not in self._done else ""
+
+    def take(self, id: str) -> None:
+        """This rank is to answer this request now."""
+        self._current = id
 
     def answer(self, step: int, path: str, wrote: bool, error: str) -> None:
         channel = progress.channel()
@@ -121,7 +129,7 @@ def _store() -> Any:
 _saver: Saver | None = None
 
 
-def _this() -> Saver | None:
+def saver() -> Saver | None:
     """This rank's saver, known to the agent from now on; None outside a slurm-ft rank."""
     global _saver
     channel = progress.channel()
@@ -145,24 +153,24 @@ os.register_at_fork(after_in_child=_forget_after_fork)  # a data loader's worker
 def on_save(save: Callback) -> None:
     """Have `save(step)` called when a save is asked for, within the next `report(step)` of this rank. It may give
     the path of what it wrote. An exception in it is reported as a failed save and does not end the training."""
-    saver = _this()
-    if saver is not None:
-        saver.callback = save
-        progress.at_step = saver.at_step
+    here = saver()
+    if here is not None:
+        here.callback = save
+        progress.at_step = here.at_step
 
 
 def save_requested() -> bool:
     """Is this rank to save now? Call it once in every step, in every rank; answer with `saved`."""
-    saver = _this()
-    return saver is not None and saver.due()
+    here = saver()
+    return here is not None and here.due()
 
 
 def saved(step: int, path: str | os.PathLike[str] = "", wrote: bool = True, error: str = "") -> None:
     """Answer `save_requested`: this rank's part of step `step` is on disk. `wrote=False` says that another
     replica, which has the same state, writes it; `error` that it could not be written."""
-    saver = _this()
-    if saver is not None:
-        saver.answer(step, os.fspath(path), wrote, error)
+    here = saver()
+    if here is not None:
+        here.answer(step, os.fspath(path), wrote, error)
 
 
 def last_save(run: str | os.PathLike[str] | None = None) -> LastSave | None:

@@ -61,7 +61,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from slurm_ft import env
 from slurm_ft.errors import UsageError
-from slurm_ft.train import ft
+from slurm_ft.train import ft, save, titan_save
 from slurm_ft.train.progress import report, report_phase
 
 logger = logging.getLogger(__name__)
@@ -477,6 +477,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         self._quorum_told = -1
         self._sync: Any = None
         self._kept: tuple[Any, dict[str, torch.Tensor]] | None = None
+        self._saver = save.saver()
         self._show = self.metrics_processor.log
         self.metrics_processor.log = self._log_and_remember
 
@@ -585,10 +586,53 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self._sync = stack.enter_context(self._semi_sync())
             if start == "late":
                 self._join_at_next_sync()
+            else:
+                self._resume()
             self._loop(start, profiler)
         if self.step >= self.config.training.steps:
             mark_end(self.place, self.config.training.steps)
         self._meet_ranks()
+
+    def _resume(self) -> None:
+        """Go on from the run's last complete save, if it is newer than what there is."""
+        last, manager = save.last_save(self.place.run), self.manager
+        if manager is None or last is None or not last.path or last.step <= self.step:
+            return
+        state = titan_save.read(Path(last.path), self.place.rank, self.place.ranks)
+        for key, load in manager._load_state_dict_fns.items():
+            load(state["user"][key])
+        manager.load_state_dict(state["torchft"])
+        self._set_schedules(self.step)
+        self._committed_step = self.step
+        self._first_step = self.step - manager.current_step() * self.interval
+        if self._sync is not None:
+            self._sync._local_step = self.step % self.interval
+        logger.info("resumed from the save of step %d", self.step)
+
+    def _save_if_asked(self) -> None:
+        """After a committed synchronisation: save, if the run was asked to. The replicas are equal, so one writes."""
+        manager, saver = self.manager, self._saver
+        if manager is None or saver is None:
+            return
+        id = saver.waiting
+        if self.place.ranks > 1:
+            id = self._of_rank_0(f"save{manager.syncs}", lambda: saver.waiting)
+        if not id:
+            return
+        saver.take(id)
+        if manager.participating_rank() != 0:
+            saver.answer(self.step, "", False, "")
+            return
+        folder = titan_save.folder_of(self.place.folder, self.step).absolute()
+        user = {key: state() for key, state in manager._user_state_dicts.items()}
+        try:
+            titan_save.write(folder, self.place.rank, self.place.ranks, {"user": user, "torchft": manager.state_dict()})
+        except OSError as failure:
+            saver.answer(self.step, "", False, str(failure))
+            return
+        saver.answer(self.step, str(folder), True, "")
+        if self.place.rank == 0 and self.place.run is not None:
+            titan_save.remove_old(self.place.folder, self.place.run / "saved.json", self.step)
 
     def _loop(self, start: str, profiler: Any) -> None:
         batches = self.batch_generator(self.dataloader)
@@ -682,6 +726,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         if manager.committed:
             self._tell_checksum()
             self._keep()
+            self._save_if_asked()
         return True
 
     def _align(self) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from slurm_ft.events import Kind
 from slurm_ft.testing.devcluster import DevCluster
+from tests.cluster import test_training
 from tests.cluster.conftest import wait_until
-from tests.cluster.test_training import PROGRAMS, Job, submit  # noqa: F401  (a fixture)
+from tests.cluster.test_training import PROGRAMS, Job
+
+submit = test_training.submit  # the fixture
 
 
 def program(folder: Path, steps: int) -> tuple[str, ...]:
@@ -43,7 +46,9 @@ def no_gap(folder: Path, steps: int) -> None:
 
 
 def test_before_its_time_limit_a_run_saves_is_requeued_and_goes_on_from_there(
-    devcluster: DevCluster, submit, tmp_path: Path  # noqa: F811
+    devcluster: DevCluster,
+    submit,
+    tmp_path: Path,
 ) -> None:
     """RW-18: the same job id begins again, and nothing of the first session is overwritten or run twice."""
     job = submit("--replicas", "1", "--", *program(tmp_path, 40))
@@ -70,7 +75,9 @@ def test_before_its_time_limit_a_run_saves_is_requeued_and_goes_on_from_there(
 
 
 def test_a_chain_goes_on_in_its_next_link_and_a_finished_run_cancels_the_rest(
-    devcluster: DevCluster, submit, tmp_path: Path  # noqa: F811
+    devcluster: DevCluster,
+    submit,
+    tmp_path: Path,
 ) -> None:
     job = submit("--replicas", "1", "--chain", "3", "--", *program(tmp_path, 60))
     job.until(Kind.PROGRESSED, 0)
@@ -91,7 +98,9 @@ def test_a_chain_goes_on_in_its_next_link_and_a_finished_run_cancels_the_rest(
 
 
 def test_a_stopped_run_takes_the_rest_of_its_chain_with_it(
-    devcluster: DevCluster, submit, tmp_path: Path  # noqa: F811
+    devcluster: DevCluster,
+    submit,
+    tmp_path: Path,
 ) -> None:
     job = submit("--replicas", "1", "--chain", "2", "--", *program(tmp_path, 60))
     job.until(Kind.PROGRESSED, 0)

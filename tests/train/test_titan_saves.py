@@ -1,0 +1,70 @@
+"""`titan` saves when it is asked to, and the run goes on from there in another session."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_ft.events import Event, Kind, read
+
+SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
+
+
+def start(folder: Path, *titan: str) -> subprocess.Popen[bytes]:
+    argv = [SLURM_FT, "run", "--cluster=local", f"--run-dir={folder}", "--replicas=2", "--min-replicas=2"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "TORCHFT_"))}
+    return subprocess.Popen([*argv, "--", "titan", *titan], env=environ, stderr=subprocess.DEVNULL)
+
+
+def events(folder: Path, kind: Kind) -> list[Event]:
+    return [event for event in read(folder / "events.jsonl") if event.kind is kind]
+
+
+def until(true: Any, process: subprocess.Popen[bytes], seconds: float = 90.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert process.poll() is None and time.monotonic() < deadline, process.poll()
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["diloco", "per-step"])
+def test_a_run_that_is_warned_goes_on_from_its_save_with_the_same_weights(tmp_path: Path, mode: str) -> None:
+    folder, titan = tmp_path / "run", ("--mode", mode, "--steps", "600", "--sync-steps", "6")
+    first = start(folder, *titan)
+    try:
+        until(lambda: [e for e in events(folder, Kind.COMMIT) if e.data["committed"] and e.data["step"] > 2], first)
+        first.send_signal(signal.SIGUSR2)
+        assert first.wait(60) == 75
+    finally:
+        first.kill()
+    [ended] = events(folder, Kind.SAVE_ENDED)
+    assert ended.data["complete"], ended.data
+    step, path = ended.data["step"], Path(ended.data["path"])
+    assert path.name == f"step-{step}" and (path / "rank-0.pt").exists()
+    assert json.loads((folder / "saved.json").read_text())["saves"][0]["step"] == step
+    (folder / "titan" / "saves" / "step-9999").mkdir()  # begun and never finished: not to be taken
+
+    second = start(folder, *titan)
+    try:
+        after = len(events(folder, Kind.COMMIT))
+        until(lambda: [e for e in events(folder, Kind.COMMIT)[after:] if e.data["committed"]], second)
+        (folder / "stop").touch()
+        assert second.wait(60) == 143
+    finally:
+        second.kill()
+    commits = [e for e in events(folder, Kind.COMMIT) if e.data["attempt"] == 2]
+    assert min(e.data["train_step"] for e in commits) > step
+    logs = "".join(path.read_text() for path in folder.glob("replicas/*/attempt_2/0.log"))
+    assert logs.count(f"resumed from the save of step {step}") == 2
+    assert "healed" not in logs
+    sums = [line.partition("sum of weights ")[2] for line in logs.splitlines() if "sum of weights" in line]
+    assert len(sums) == 2 and len(set(sums)) == 1

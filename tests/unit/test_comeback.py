@@ -1,0 +1,146 @@
+"""What becomes of a job whose run has ended in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_ft.controller import comeback
+from slurm_ft.controller.comeback import Ending, Plan
+from slurm_ft.controller.requests import STOP_WORDS
+from slurm_ft.events import Event, EventLog, Kind
+from slurm_ft.paths import RunPaths, write_json
+from slurm_ft.slurm.client import Done, JobView, Unreachable
+from slurm_ft.slurm.states import parse_state
+from slurm_ft.submit import chain, rejoin
+
+
+def job(state: str = "RUNNING", requeue: bool = True) -> JobView:
+    return JobView("12", parse_state(state), "None", 1, "n1", 60, 1, 0, requeue, None)
+
+
+@pytest.mark.parametrize(
+    ("end", "links", "view", "may", "expected"),
+    [
+        (Ending(75), (), job(), True, Plan(requeue=True, next="12")),
+        (Ending(75), ("13", "14"), job(), True, Plan(next="13")),
+        (Ending(75), (), job(), False, Plan()),
+        (Ending(75), (), job(requeue=False), True, Plan()),
+        (Ending(75), (), None, True, Plan()),
+        (Ending(75, idle=1), (), job(), True, Plan(requeue=True, next="12")),
+        (Ending(75, idle=2), (), job(), True, Plan()),
+        (Ending(0), ("13", "14"), job(), True, Plan(cancel=("13", "14"))),
+        (Ending(93), ("13",), job(), True, Plan(cancel=("13",))),
+        (Ending(1), ("13",), job(), True, Plan()),
+        (Ending(97), ("13",), job(), True, Plan()),
+        (Ending(143, STOP_WORDS), ("13",), job(), True, Plan(cancel=("13",))),
+        (Ending(143, "it got SIGTERM"), ("13",), job("CANCELLED by 1000"), True, Plan(cancel=("13",))),
+        (Ending(143, "it got SIGTERM"), ("13",), job("PREEMPTED"), True, Plan()),
+        (Ending(143, "it got SIGTERM"), ("13",), None, True, Plan()),
+    ],
+    ids=["limit", "limit of a link", "not wanted", "not allowed", "Slurm is silent", "one idle session",
+         "two idle sessions", "done", "permanent", "failed", "launch", "stop file", "scancel",
+         "RW-42: a preempted link keeps its chain", "TERM and no answer"],
+)  # fmt: skip
+def test_the_plan(end: Ending, links: tuple[str, ...], view: JobView | None, may: bool, expected: Plan) -> None:
+    found = comeback.plan(end, links, view, may)
+    assert (found.cancel, found.requeue, found.next) == (expected.cancel, expected.requeue, expected.next)
+
+
+def event(kind: Kind, **data: Any) -> Event:
+    return Event(1.0, kind, None, data)
+
+
+def test_sessions_without_progress_are_counted_from_the_last() -> None:
+    start, moved = event(Kind.RUN_STARTED), event(Kind.PROGRESSED)
+    assert comeback.ending([start, moved, start, start], 75).idle == 2
+    assert comeback.ending([start, start, moved], 75).idle == 0
+    assert comeback.ending([start, event(Kind.STOP_REQUESTED, why="x"), start], 75).why == ""
+
+
+class Client:
+    def __init__(self, requeued: Any) -> None:
+        self.requeued, self.done = requeued, []
+
+    def job(self, job_id: str) -> JobView:
+        return job()
+
+    def cancel(self, job_id: str) -> Done:
+        self.done.append(f"cancel {job_id}")
+        return Done()
+
+    def requeue(self, job_id: str) -> Any:
+        self.done.append(f"requeue {job_id}")
+        return self.requeued
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    paths.create()
+    return paths
+
+
+def logged(paths: RunPaths, *events: Event) -> None:
+    log = EventLog(paths.events)
+    for item in events:
+        log.append(item)
+    log.close()
+
+
+def test_who_follows_a_run_learns_in_which_job_it_goes_on(paths: RunPaths) -> None:
+    client = Client(Done())
+    logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
+    assert "put back" in comeback.come_back(paths, "12", 75, True, client)  # type: ignore[arg-type]
+    assert client.done == ["requeue 12"]
+    found = rejoin.goes_on_in(paths, "12", lambda: False, lambda _: None)
+    assert found is not None and found[0] == "12"
+    assert rejoin.goes_on_in(paths, "11", lambda: True, lambda _: None) is None
+
+
+def test_a_requeue_that_slurm_refuses_leaves_no_promise_behind(paths: RunPaths) -> None:
+    logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
+    words = comeback.come_back(paths, "12", 75, True, Client(Unreachable("no answer")))  # type: ignore[arg-type]
+    assert words == "the job could not be put back into the queue: no answer"
+    assert not paths.again.exists()
+
+
+def test_the_links_after_a_job_are_those_behind_it(paths: RunPaths) -> None:
+    write_json(paths.chain, {"links": ["12", "13", "14"]})
+    assert comeback.links_after(paths, "13") == ("14",)
+    assert comeback.links_after(paths, "99") == ()
+
+
+@pytest.mark.parametrize(
+    ("surroundings", "code", "over"),
+    [
+        ({"SLURM_FT_CHAIN": "2"}, 0, True),
+        ({"SLURM_RESTART_COUNT": "1"}, 93, True),
+        ({"SLURM_FT_CHAIN": "2"}, 75, False),
+        ({"SLURM_FT_CHAIN": "2"}, 1, False),
+        ({}, 0, False),
+    ],
+)
+def test_a_job_that_comes_after_the_end_has_nothing_to_do(
+    paths: RunPaths, surroundings: dict[str, str], code: int, over: bool
+) -> None:
+    """RW-18: what must not run twice does not."""
+    logged(paths, event(Kind.RUN_STARTED), event(Kind.RUN_ENDED, code=code))
+    assert bool(comeback.is_over(paths, surroundings)) is over
+
+
+def test_each_link_waits_for_the_one_before_it_whatever_ends_that() -> None:
+    seen: list[tuple[int, str, tuple[str, ...]]] = []
+
+    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+        seen.append((number, first, after))
+        return str(11 + number)
+
+    assert chain.submit_links(3, link) == ["12", "13", "14"]
+    assert seen == [
+        (1, "", ()),
+        (2, "12", ("--dependency=afterany:12",)),
+        (3, "12", ("--dependency=afterany:13",)),
+    ]

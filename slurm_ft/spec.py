@@ -67,7 +67,9 @@ class Lighthouse:
 class Policy:
     """How failures are repaired. All times in seconds.
 
-    `in_place` and `step` are the budgets of rungs 1 and 2. The first repair is not delayed; after n failures
+    `in_place` and `step` are the budgets of rungs 1 and 2; `host` is how many failures of attempts on it, of any
+    replica, a host may have before a spare takes its place. `same_failures` times the same failure at the same
+    step in most replicas end the run; 0 turns that off. The first repair is not delayed; after n failures
     without progress in between, one waits for `backoff` x 2^(n-2), at most `backoff_max`.
     `launch_timeout` bounds the time from starting a step until its agents have reported.
     Ranks that can save have `save_within` for it before a stop. After that, `stop_grace` lies between TERM and
@@ -82,6 +84,8 @@ class Policy:
     min_replicas: int = 1
     in_place: Budget = Budget(3, 600.0)
     step: Budget = Budget(2, 1800.0)
+    host: Budget = Budget(4, 1800.0)
+    same_failures: int = 3
     backoff: float = 1.0
     backoff_max: float = 30.0
     launch_timeout: float = 120.0
@@ -96,7 +100,12 @@ class Policy:
     lighthouse: Lighthouse = Lighthouse()
 
     def problems(self) -> list[Problem]:
-        found = self.in_place.problems("in_place") + self.step.problems("step") + self.lighthouse.problems()
+        found = (
+            self.in_place.problems("in_place")
+            + self.step.problems("step")
+            + self.host.problems("host")
+            + self.lighthouse.problems()
+        )
         for name in (
             "launch_timeout", "kill_grace", "stop_grace", "save_within", "agent_timeout", "finish_grace",
             "orphan_timeout",
@@ -105,6 +114,8 @@ class Policy:
                 found.append((f"{name} is {getattr(self, name)}", "give a time in seconds above 0"))
         if self.hang_after < 0:
             found.append((f"--hang-after is {self.hang_after}", "a time in seconds, or 0 to turn it off"))
+        if self.same_failures < 0:
+            found.append((f"same_failures is {self.same_failures}", "a number of times, or 0 to turn it off"))
         if not 0 <= self.backoff <= self.backoff_max:
             found.append(
                 (f"backoff is {self.backoff} and backoff_max {self.backoff_max}", "0 <= backoff <= backoff_max")

@@ -292,6 +292,8 @@ class Controller:
             self._book.page(peer.replica).phase = message.get("phase")
         if kind in (Kind.RANK_FAILED, Kind.RANK_DONE):
             self._sample(peer.replica, last=True)
+        if current and kind is Kind.RANK_FAILED:
+            data["train_step"] = self._book.page(peer.replica).step
         self.supervisor.take(kind, peer.replica, **data)
         if kind is Kind.COMMIT and message.get("committed"):
             self._get_on(peer.replica, message["attempt"])

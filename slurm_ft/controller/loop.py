@@ -103,6 +103,8 @@ class Supervisor:
                 self._launch(self.state.replicas[replica])
             case supervise.TakeSpare(replica, bad, spare):
                 self.take(Kind.HOST_REPLACED, replica, bad=bad, spare=spare)
+            case supervise.Delay(replica, until, why):
+                self.take(Kind.DELAYED, replica, until=until, why=why)
             case supervise.StartRanks(replica, attempt, rung):
                 ranks = self.state.replicas[replica].ranks
                 self.take(Kind.RANKS_STARTED, replica, attempt=attempt, rung=rung, ranks=ranks)

@@ -31,7 +31,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
-from slurm_ft.controller import saving
+from slurm_ft.controller import sameness, saving
 from slurm_ft.errors import EXIT_DONE
 from slurm_ft.events import Event, Kind
 
@@ -88,6 +88,7 @@ class Replica:
     `attempt` counts the starts of its ranks and `step` those of its step, both from 1, 0 before the first.
     `agents` maps the index of each reported host to the port it offers for the next attempt.
     `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
+    `due` is when a repair that had to wait may begin.
     `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
     """
 
@@ -111,6 +112,7 @@ class Replica:
     progressed: float = 0.0
     committed: bool = False
     suspects: tuple[str, ...] = ()
+    due: float = 0.0
     why: str = ""
 
     @property
@@ -130,7 +132,7 @@ class RunState:
     """The state of a run, as its events tell it. `collective` means that a torchft quorum was seen.
 
     `save` is the one that is going on. `left` are the replicas whose ranks ended well after they were asked to
-    save because the run stops: they were told to leave, and have not finished.
+    save because the run stops: they were told to leave, and have not finished. `marks` are the last failures.
     """
 
     replicas: tuple[Replica, ...] = ()
@@ -143,6 +145,7 @@ class RunState:
     spares: tuple[str, ...] = ()
     save: saving.Save | None = None
     left: frozenset[int] = frozenset()
+    marks: tuple[sameness.Mark, ...] = ()
 
     @property
     def running(self) -> dict[int, int]:
@@ -265,6 +268,10 @@ def _step_ending(r: Replica, e: Event) -> Replica:
     return r.to(then if r.pid is None else State.ENDING, e.t, then=then, why=why)
 
 
+def _delayed(r: Replica, e: Event) -> Replica:
+    return replace(r, due=float(e.data.get("until", 0.0)))
+
+
 def _host_replaced(r: Replica, e: Event) -> Replica:
     """A spare stands at the bad host's place. What failed on the bad host does not count against it."""
     hosts = tuple(str(e.data["spare"]) if host == e.data["bad"] else host for host in r.hosts)
@@ -292,7 +299,12 @@ def _step_done(r: Replica, e: Event) -> Replica:
 _END = {Kind.STEP_ENDING: _step_ending}
 
 TRANSITIONS: dict[State, dict[Kind, Any]] = {
-    State.PENDING: {Kind.STEP_LAUNCHED: _step_launched, Kind.HOST_REPLACED: _host_replaced, **_END},
+    State.PENDING: {
+        Kind.STEP_LAUNCHED: _step_launched,
+        Kind.HOST_REPLACED: _host_replaced,
+        Kind.DELAYED: _delayed,
+        **_END,
+    },
     State.LAUNCHING: {
         Kind.AGENT_JOINED: _agent_joined,
         Kind.AGENT_LOST: _agent_lost,
@@ -301,6 +313,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     },
     State.READY: {
         Kind.RANKS_STARTED: _ranks_started,
+        Kind.DELAYED: _delayed,
         Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone,
         **_END,
@@ -379,12 +392,23 @@ def observe(state: RunState, event: Event) -> RunState:
     if handler is None:
         return state
     after = state.with_replica(handler(replica, event))
+    if after.replicas[event.replica].failure is not replica.failure:
+        after = replace(after, marks=(*state.marks, _mark(replica, event))[-sameness.KEPT :])
     if kind is Kind.HOST_REPLACED:
         return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
     if kind is Kind.RANK_DONE and state.stop and state.save and state.save.asked(replica.id, replica.attempt):
         return replace(after, left=state.left | {replica.id})
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after
+
+
+def _mark(before: Replica, event: Event) -> sameness.Mark:
+    """The mark of a failure that this event is."""
+    data = event.data
+    ran_long = data.get("train_step") is None and before.state in RANKS_RUN and event.t - before.since > LONG
+    sign = sameness.sign(data, ran_long) if event.kind is Kind.RANK_FAILED else ""
+    step = data.get("train_step")
+    return sameness.Mark(event.t, before.id, str(data.get("host", "")), sign, step if isinstance(step, int) else None)
 
 
 def _run_started(event: Event) -> RunState:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slurm_ft.controller import saving
+from slurm_ft.controller import sameness, saving
 from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, RANKS_RUN, SPARE, Replica, RunState, State
 from slurm_ft.errors import EXIT_DONE, EXIT_FAILED, EXIT_LAUNCH, EXIT_PERMANENT
 from slurm_ft.spec import Budget, Policy
@@ -37,6 +37,15 @@ class TakeSpare:
     replica: int
     bad: str
     spare: str
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Write down when the repair of a replica, which has to wait, may begin."""
+
+    replica: int
+    until: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class EndRun:
     why: str
 
 
-Action = LaunchStep | TakeSpare | StartRanks | ClearRanks | EndStep | EndSave | EndRun
+Action = LaunchStep | TakeSpare | Delay | StartRanks | ClearRanks | EndStep | EndSave | EndRun
 Choice = tuple[Action | None, str]
 
 
@@ -119,7 +128,7 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
         if isinstance(action, TakeSpare):
             spares = spares[1:]
     if all(r.state in FINAL for r in state.replicas):
-        actions.append(_verdict(state))
+        actions.append(_verdict(state, policy))
     return actions, reasons
 
 
@@ -127,11 +136,19 @@ def _doom(state: RunState, policy: Policy) -> str:
     """Why the run cannot go on, or ''."""
     if state.stop:
         return state.stop
+    again = _again_and_again(state, policy)
+    if again:
+        return again
     failed = [r.id for r in state.replicas if r.state is State.FAILED or r.then is State.FAILED]
     left = len(state.replicas) - len(failed)
     if failed and left < policy.min_replicas:
         return f"only {left} of {len(state.replicas)} replicas are left and --min-replicas is {policy.min_replicas}"
     return ""
+
+
+def _again_and_again(state: RunState, policy: Policy) -> str:
+    trying = [r.id for r in state.replicas if r.state is not State.DONE]
+    return sameness.repeated(state.marks, trying, policy.same_failures)
 
 
 def _choose(now: float, r: Replica, state: RunState, policy: Policy, doomed: str) -> Choice:
@@ -149,7 +166,14 @@ def _choose(now: float, r: Replica, state: RunState, policy: Policy, doomed: str
     if late:
         grace = policy.stop_grace if r.state in RANKS_RUN else policy.kill_grace
         return EndStep(r.id, State.STOPPED, late, grace), late
+    if state.spares and r.failure is not None:
+        worn = sameness.worn_out(state.marks, now, policy.host).intersection(r.hosts)
+        r = replace(r, suspects=(*sorted(worn), *r.suspects))
     return _BY_STATE[r.state](now, r, policy, state.spares)
+
+
+def _delay(r: Replica, until: float, why: str) -> Delay | None:
+    return Delay(r.id, until, why) if r.due != until else None
 
 
 def _left_behind(now: float, r: Replica, state: RunState, policy: Policy) -> str:
@@ -194,7 +218,9 @@ def _repair_by_step(now: float, r: Replica, policy: Policy, spares: Sequence[str
         return TakeSpare(r.id, bad, spares[0]), f"{what}; the spare {spares[0]} takes the place of {bad}"
     wait = due(r, policy) - now
     if wait > 0:
-        return None, f"{what}; its step is started again in {wait:.1f} s ({count} of {limit} step restarts used)"
+        return _delay(
+            r, due(r, policy), what
+        ), f"{what}; its step is started again in {wait:.1f} s ({count} of {limit} step restarts used)"
     return LaunchStep(r.id), f"{what}; its step is started again ({count} of {limit} step restarts used)"
 
 
@@ -225,11 +251,13 @@ def _ready(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Cho
     if r.restarts and r.restarts[-1][1] != IN_PLACE and r.restarts[-1][0] > r.failure.t:
         return StartRanks(r.id, r.attempt + 1, ""), "its ranks are being started in a new step"
     count, limit = used(r, IN_PLACE, policy.in_place, now), policy.in_place.restarts
-    if count >= limit:
+    if count >= limit or (spares and r.suspects):
         return _repair_by_step(now, r, policy, spares)
     wait = due(r, policy) - now
     if wait > 0:
-        return None, f"{r.failure.what}; restarted in place in {wait:.1f} s ({count} of {limit} used)"
+        return _delay(
+            r, due(r, policy), r.failure.what
+        ), f"{r.failure.what}; restarted in place in {wait:.1f} s ({count} of {limit} used)"
     return StartRanks(r.id, r.attempt + 1, IN_PLACE), f"{r.failure.what}; restarted in place"
 
 
@@ -265,7 +293,7 @@ _BY_STATE = {
 }
 
 
-def _verdict(state: RunState) -> EndRun:
+def _verdict(state: RunState, policy: Policy) -> EndRun:
     """The exit code of a run whose replicas are all in a final state."""
     done = [r for r in state.replicas if r.state is State.DONE]
     failed = [r for r in state.replicas if r.state is State.FAILED]
@@ -275,6 +303,9 @@ def _verdict(state: RunState) -> EndRun:
         return EndRun(EXIT_DONE, why)
     if state.stop:
         return EndRun(state.stop_code, state.stop)
+    again = _again_and_again(state, policy)
+    if again:
+        return EndRun(EXIT_PERMANENT, again)
     if done and not failed:
         return EndRun(EXIT_DONE, why)
     if all(r.failure is not None and r.failure.launch for r in failed):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from slurm_ft import events
 from slurm_ft.controller.state import State
+from slurm_ft.errors import EXIT_PERMANENT
 from slurm_ft.observe.explain import failure_lines
 from slurm_ft.observe.ledger import Ledger
 from slurm_ft.paths import RunPaths
@@ -23,7 +24,8 @@ def last_words(paths: RunPaths, code: int) -> list[str]:
     if ledger.state.ended is None:
         return [f"the run ended without a last word; the end of {paths.controller_log}:", *_tail(paths)]
     lines = [f"run ended with exit code {ledger.state.ended}: {ledger.end_reason}"]
-    failed = [r for r in ledger.state.replicas if r.state is State.FAILED and r.first_failure is not None]
+    shown = (State.FAILED, State.STOPPED) if code == EXIT_PERMANENT else (State.FAILED,)
+    failed = [r for r in ledger.state.replicas if r.state in shown and r.first_failure is not None]
     for replica in failed[:MOST_REPLICAS]:
         if replica.first_failure is not None:
             lines += ["", *failure_lines(replica.id, replica.first_failure)]

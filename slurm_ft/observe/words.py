@@ -166,6 +166,12 @@ def _run_ended(data: Data) -> str:
     return f"run ended with exit code {code} ({meaning}): {data.get('why', '')}"
 
 
+def time_of_day(t: Any) -> str:
+    import time
+
+    return time.strftime("%H:%M:%S", time.localtime(t)) if isinstance(t, int | float) else "?"
+
+
 def _save_ended(data: Data) -> str:
     if not data.get("complete"):
         return f"nothing complete was saved: {data.get('why', 'no reason given')}"
@@ -187,6 +193,7 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.STEP_ENDING: _step_ending,
     Kind.STEP_EXITED: _step_exited,
     Kind.HOST_REPLACED: lambda data: f"the spare {data.get('spare', '?')} takes the place of {data.get('bad', '?')}",
+    Kind.DELAYED: lambda data: f"its repair waits until {time_of_day(data.get('until'))}: {data.get('why', '')}",
     Kind.STOP_REQUESTED: _stop,
     Kind.SAVE_REQUESTED: lambda data: f"the ranks are asked to save: {data.get('why', 'no reason given')}",
     Kind.SAVE_ENDED: _save_ended,

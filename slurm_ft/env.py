@@ -11,6 +11,7 @@ from typing import NamedTuple
 RUN = "SLURM_FT_RUN"
 REPLICA = "SLURM_FT_REPLICA"
 ATTEMPT = "SLURM_FT_ATTEMPT"
+HOST = "SLURM_FT_HOST"
 SOCKET = "SLURM_FT_SOCKET"
 STEP = "SLURM_FT_STEP"
 MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
@@ -49,6 +50,7 @@ VARIABLES = (
     Variable(RUN, "agent", "the run folder, as an absolute path"),
     Variable(REPLICA, "agent", "the number of the rank's replica, from 0"),
     Variable(ATTEMPT, "agent", "the number of this start of the replica, from 1"),
+    Variable(HOST, "agent", "the host's name in the run; with the run and the attempt it marks a rank's processes"),
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),

@@ -31,6 +31,7 @@ class Place:
     socket: str
     lighthouse: str
     error_file: str
+    host: str = ""
 
 
 def rank_environment(
@@ -67,6 +68,7 @@ def _certain(place: Place) -> dict[str, str]:
         env.RUN: place.run,
         env.REPLICA: str(place.replica),
         env.ATTEMPT: str(place.attempt),
+        env.HOST: place.host,
         env.MIN_REPLICAS: str(place.min_replicas),
         env.SOCKET: place.socket,
         env.ERROR_FILE: place.error_file,

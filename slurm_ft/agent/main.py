@@ -33,8 +33,10 @@ from urllib.parse import urlsplit
 from slurm_ft import env
 from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.environ import Place, rank_environment
+from slurm_ft.agent.leftovers import Attempt, SharedMemory, sweep
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
+from slurm_ft.agent.oom import OomWatch
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.process import open_log
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
@@ -51,6 +53,9 @@ from slurm_ft.train.progress import STACKS_SIGNAL
 PROGRESS_INTERVAL = 0.25
 REDIAL_AFTER = 3.0
 TAIL_BYTES = 4000
+SWEEP_WITHIN = 5.0
+GPU_WITHIN = 30.0
+MEMORY_INTERVAL = 10.0
 FILES_WITHIN = 2.0
 """Seconds for reading what a dead rank left in the run folder; its end is told without it then."""
 STACKS_WITHIN = 0.5
@@ -125,7 +130,12 @@ class Agent:
         save_signal = self._spec.replica.save_signal
         self._saves = Saves(self._index, save_signal, self._socket.send, self._signal_rank, self._client.send)
         self._files = Aside("files")  # the run folder's file system may be away
+        self._proc = Aside("leftovers")  # the entry in /proc of a process that hangs can hang its reader
+        self._memory = SharedMemory()
+        self._oom = OomWatch()
         self._heard = time.monotonic()
+        self._begun = asyncio.Event()  # the ranks of this attempt are started, if they are to be
+        self._begun.set()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._work: set[asyncio.Task[None]] = set()
 
@@ -140,7 +150,7 @@ class Agent:
         self._lighthouse = await self._forwarder.start()
         self._ranks = Ranks(self._exited, self._preload())
         self._hello()
-        for work in (self._receive(), self._live(), self._flush()):
+        for work in (self._receive(), self._live(), self._flush(), self._watch_memory()):
             self._do(work)
         code = await self._over
         for task in self._work:
@@ -212,18 +222,22 @@ class Agent:
             return {"type": "rank_done", "attempt": attempt, "rank": end.rank}
         log = self._paths.rank_log(self._replica, attempt, end.rank)
         local = end.rank - self._index * self._spec.replica.ranks_per_host
+        killed = end.code in (-signal.SIGKILL, 128 + signal.SIGKILL) and end.rank not in self._injected
+        lack = self._oom.words() if killed else ""
+        words = f"rank {end.rank} was killed {lack}" if lack else end.words
         return {
             "type": "rank_failed",
             "attempt": attempt,
             "rank": end.rank,
             "host": self._host,
-            "what": f"{end.words}: {message}" if message else end.words,
+            "what": f"{words}: {message}" if message else words,
             "code": end.code,
             "signal": end.signal_name,
             "age": time.monotonic() - end.at,
             "log": str(log),
             "traceback": traceback or last,
             **({"gpu": self._gpus[local % len(self._gpus)]} if self._gpus else {}),
+            **({"oom": True} if lack else {}),
             **({"injected": True} if end.rank in self._injected else {}),
         }
 
@@ -270,10 +284,7 @@ class Agent:
         elif kind == "shutdown":
             self._do(self._leave(float(message["grace"]), 0))
         elif kind == "inject":
-            error = self._inject(int(message["rank"]), str(message["kind"]))
-            if not error:
-                self._injected.add(int(message["rank"]))
-            self._client.send({"type": "injected", "id": message["id"], "error": error, **_named(message)})
+            self._do(self._inject_when_started(message))
         elif kind == "save":
             self._save(str(message["id"]), int(message["attempt"]))
         elif kind == "who":
@@ -288,6 +299,7 @@ class Agent:
         self._injected.clear()
         self._saves.begin_attempt()
         self._observed = Observed(attempt, self._client.send)
+        self._begun.clear()
         self._do(self._begin(attempt, self._plans(attempt, str(message["first_host"]), int(message["port"]))))
 
     async def _begin(self, attempt: int, plans: list[Plan]) -> None:
@@ -295,8 +307,13 @@ class Agent:
         here is not the agent's loop. On a full disk there is no log to wait for."""
         with contextlib.suppress(OSError):
             await self._files.do(lambda: [open_log(plan.log).close() for plan in plans])
+        words = await self._sweep(attempt) if self._cleared != attempt - 1 else ""
+        if words:
+            print(f"slurm-ft agent: before attempt {attempt}: {words}", file=sys.stderr)
+        self._oom.begin()
         if attempt == self._attempt and self._cleared < attempt:
             self._ranks.start(plans)
+        self._begun.set()
 
     def _save(self, id: str, attempt: int) -> None:
         if attempt == self._attempt:
@@ -343,6 +360,7 @@ class Agent:
             socket=self._socket.name,
             lighthouse=self._lighthouse,
             error_file=str(self._paths.error(self._replica, attempt, rank)),
+            host=self._host,
         )
         seen = visibility(os.environ, local, replica.ranks_per_host, self._platform)
         return rank_environment(
@@ -356,9 +374,44 @@ class Agent:
             await self._write_stacks()
         if attempt < self._attempt:
             return
+        await self._remember_memory()
         await self._ranks.clear(grace)
+        left = await self._sweep(attempt + 1)
         self._cleared = attempt
-        self._client.send({"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()})
+        message = {"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()}
+        self._client.send(message | ({"leftovers": left} if left else {}))
+
+    async def _sweep(self, attempt: int) -> str:
+        """End what attempts before this one have left on this host, and wait for their GPU memory; in words."""
+        whose = Attempt(str(self._paths.root), self._host, self._replica, attempt)
+        with contextlib.suppress(TimeoutError):
+            work = self._proc.do(partial(sweep, whose, self._memory, SWEEP_WITHIN))
+            swept = await asyncio.wait_for(work, 2 * SWEEP_WITHIN)
+            held = await self._gpu_memory_held(swept.ended) if self._gpus and swept.ended else ""
+            return "; ".join(words for words in (swept.words, held) if words)
+        return f"what is left could not be looked for within {2 * SWEEP_WITHIN:.0f} s"
+
+    async def _gpu_memory_held(self, pids: list[int]) -> str:
+        """Wait until these processes hold no GPU memory; who still does after a while, in words."""
+        until = time.monotonic() + GPU_WITHIN
+        while True:
+            holders = await asyncio.to_thread(probes.holders)
+            held = [holder for holder in holders if holder.pid in pids]
+            if not held:
+                return ""
+            if time.monotonic() > until:
+                return f"dead processes still hold memory of the GPUs {', '.join(h.bus_id for h in held)}"
+            await asyncio.sleep(1.0)
+
+    async def _remember_memory(self) -> None:
+        """Remember the files in /dev/shm that the ranks map now."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._proc.do(partial(self._memory.look, self._ranks.pids)), SWEEP_WITHIN)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(MEMORY_INTERVAL)
+            await self._remember_memory()
 
     async def _write_stacks(self) -> None:
         """Have the ranks that we observe write the stacks of their threads into their logs.
@@ -374,6 +427,13 @@ class Agent:
         await self._ranks.clear(grace)
         if not self._over.done():
             self._over.set_result(code)
+
+    async def _inject_when_started(self, message: Message) -> None:
+        await self._begun.wait()
+        error = self._inject(int(message["rank"]), str(message["kind"]))
+        if not error:
+            self._injected.add(int(message["rank"]))
+        self._client.send({"type": "injected", "id": message["id"], "error": error, **_named(message)})
 
     def _inject(self, rank: int, kind: str) -> str:
         """Hurt a rank; gives what went wrong, or ''."""

@@ -120,6 +120,10 @@ class Ranks:
         """The ranks that run here."""
         return sorted(self._ranks)
 
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks.values() if rank.pid]
+
     def _new_forker(self) -> Forker | None:
         if self._preload is None:
             return None

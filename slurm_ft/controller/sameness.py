@@ -44,6 +44,8 @@ def sign(data: Mapping[str, Any], ran_long: bool = False) -> str:
         return ""
     if data.get("hung"):
         return "it stood still"
+    if data.get("oom"):
+        return "it was killed for lack of memory"
     traceback = str(data.get("traceback", ""))
     places = LAST_PLACE.findall(traceback)
     if places:

@@ -176,6 +176,7 @@ class Agent:
                 "attempt": self._attempt,
                 "gpus": self._gpus,
                 "ends": list(self._ends.values()),
+                "commits": self._observed.commits(),
             }
         )
 

@@ -234,8 +234,8 @@ class Controller:
 
     def _catch_up(self, peer: Peer, replica: Replica, message: Message) -> None:
         """An agent that we knew calls again, after one of us was away: repeat what may have been lost."""
-        for end in message["ends"]:
-            self._news(peer, end)
+        for news in (*message["commits"], *message["ends"]):
+            self._news(peer, news)
         if replica.state in RANKS_RUN and message["attempt"] < replica.attempt:
             self.start_ranks(replica)
         elif replica.state is State.CLEARING:
@@ -259,8 +259,8 @@ class Controller:
         kind = FORWARDED[message["type"]]
         data = {name: value for name, value in message.items() if name not in ("v", "type")}
         current = message.get("attempt") == self.supervisor.state.replicas[peer.replica].attempt
-        if kind is Kind.COMMIT and message["rank"] != 0:
-            return  # every rank of a replica says the same
+        if kind is Kind.COMMIT and (message["rank"] != 0 or (current and self._book.has(peer.replica, message))):
+            return  # every rank of a replica says the same, and an agent that calls again says it twice
         if current and kind is Kind.COMMIT:
             self._book.commit(peer.replica, message)
             self._moved(peer.replica)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,5 +82,7 @@ def local_paths(spec: RunSpec, runs: Path, run_dir: str | None) -> Submitted:
 
 def to_local(spec: RunSpec, place: Submitted) -> Submitted:
     """Start a run in the background of this machine. Raises LaunchError when it does not start."""
-    local_run.start(place.paths, spec, place.job_id)
+    head = local_run.start(place.paths, spec, place.job_id)
+    # It outlives us; as long as we are there, its end leaves no zombie.
+    threading.Thread(target=head.wait, name="slurm-ft head", daemon=True).start()
     return place

@@ -37,6 +37,8 @@ class Kind(StrEnum):
     STEP_EXITED = "step_exited"
     HOST_REPLACED = "host_replaced"
     DELAYED = "delayed"
+    PARKED = "parked"
+    HOST_BACK = "host_back"
 
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"

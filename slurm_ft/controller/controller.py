@@ -29,6 +29,7 @@ from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.peers import Peer, Peers
+from slurm_ft.controller.returns import Returns
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.controller.steps import Steps
@@ -127,6 +128,8 @@ class Controller:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
         for work in (self._listen(), self._tick(), self._read_requests(), self._write_states()):
             self._do(work)
+        if self._spec.cluster == "slurm":
+            self._do(self._await_hosts(Returns(job_id)))
         while self.supervisor.state.ended is None:
             self.supervisor.act()
             self._say_reasons()
@@ -408,6 +411,12 @@ class Controller:
                     self._note(text)
                 for request in found:
                     self._inject(request)
+
+    async def _await_hosts(self, returns: Returns) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for replica, host in await returns.back(self.supervisor.state, time.monotonic()):
+                self.supervisor.take(Kind.HOST_BACK, replica, host=host)
 
     def _note(self, text: str) -> None:
         self.supervisor.take(Kind.NOTE, text=text)

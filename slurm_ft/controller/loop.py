@@ -103,6 +103,8 @@ class Supervisor:
                 self._launch(self.state.replicas[replica])
             case supervise.TakeSpare(replica, bad, spare):
                 self.take(Kind.HOST_REPLACED, replica, bad=bad, spare=spare)
+            case supervise.Park(replica, why):
+                self.take(Kind.PARKED, replica, why=why, hosts=list(self.state.replicas[replica].suspects))
             case supervise.Delay(replica, until, why):
                 self.take(Kind.DELAYED, replica, until=until, why=why)
             case supervise.StartRanks(replica, attempt, rung):

@@ -8,6 +8,7 @@ stopped. Nothing here has a clock, a process or a file; times are seconds since 
 A replica is in one of these states:
 
     PENDING    no step; one is started as soon as it is due
+    PARKED     a host of it is gone and there is no spare: it waits for the host, the run goes on without it
     LAUNCHING  its step was started, its agents have not all reported
     READY      all agents wait for the word to start the ranks
     RUNNING    ranks run, none has committed a step or reported progress
@@ -40,6 +41,7 @@ class State(StrEnum):
     """The states of a replica; see the module's table."""
 
     PENDING = "PENDING"
+    PARKED = "PARKED"
     LAUNCHING = "LAUNCHING"
     READY = "READY"
     RUNNING = "RUNNING"
@@ -56,7 +58,7 @@ class State(StrEnum):
 
 FINAL = frozenset({State.DONE, State.FAILED, State.STOPPED})
 RANKS_RUN = frozenset({State.RUNNING, State.TRAINING})
-STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING}
+STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING, State.PARKED}
 
 LONG = 600.0
 """Seconds after which a program that reports nothing is taken to have got on."""
@@ -272,10 +274,23 @@ def _delayed(r: Replica, e: Event) -> Replica:
     return replace(r, due=float(e.data.get("until", 0.0)))
 
 
+def _parked(r: Replica, e: Event) -> Replica:
+    return r.to(State.PARKED, e.t, why=str(e.data.get("why", "")))
+
+
+def _host_back(r: Replica, e: Event) -> Replica:
+    """Its host can be used again, like a new one: what failed before does not count any more."""
+    return r.to(State.PENDING, e.t, suspects=(), streak=0, restarts=(*r.restarts, (e.t, SPARE)), why="")
+
+
 def _host_replaced(r: Replica, e: Event) -> Replica:
     """A spare stands at the bad host's place. What failed on the bad host does not count against it."""
     hosts = tuple(str(e.data["spare"]) if host == e.data["bad"] else host for host in r.hosts)
     return replace(r, hosts=hosts, suspects=(), streak=0, restarts=(*r.restarts, (e.t, SPARE)))
+
+
+def _unparked(r: Replica, e: Event) -> Replica:
+    return _host_replaced(r, e).to(State.PENDING, e.t, why="")
 
 
 def _step_gone(r: Replica, e: Event) -> Replica:
@@ -303,8 +318,10 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
         Kind.STEP_LAUNCHED: _step_launched,
         Kind.HOST_REPLACED: _host_replaced,
         Kind.DELAYED: _delayed,
+        Kind.PARKED: _parked,
         **_END,
     },
+    State.PARKED: {Kind.HOST_BACK: _host_back, Kind.HOST_REPLACED: _unparked, **_END},
     State.LAUNCHING: {
         Kind.AGENT_JOINED: _agent_joined,
         Kind.AGENT_LOST: _agent_lost,

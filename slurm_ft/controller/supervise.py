@@ -40,6 +40,14 @@ class TakeSpare:
 
 
 @dataclass(frozen=True)
+class Park:
+    """Let the replica wait for its dead host, as no spare is left."""
+
+    replica: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Delay:
     """Write down when the repair of a replica, which has to wait, may begin."""
 
@@ -90,7 +98,7 @@ class EndRun:
     why: str
 
 
-Action = LaunchStep | TakeSpare | Delay | StartRanks | ClearRanks | EndStep | EndSave | EndRun
+Action = LaunchStep | TakeSpare | Park | Delay | StartRanks | ClearRanks | EndStep | EndSave | EndRun
 Choice = tuple[Action | None, str]
 
 
@@ -139,7 +147,8 @@ def _doom(state: RunState, policy: Policy) -> str:
     again = _again_and_again(state, policy)
     if again:
         return again
-    failed = [r.id for r in state.replicas if r.state is State.FAILED or r.then is State.FAILED]
+    gone = (State.FAILED, State.PARKED)
+    failed = [r.id for r in state.replicas if r.state in gone or r.then is State.FAILED]
     left = len(state.replicas) - len(failed)
     if failed and left < policy.min_replicas:
         return f"only {left} of {len(state.replicas)} replicas are left and --min-replicas is {policy.min_replicas}"
@@ -169,7 +178,34 @@ def _choose(now: float, r: Replica, state: RunState, policy: Policy, doomed: str
     if state.spares and r.failure is not None:
         worn = sameness.worn_out(state.marks, now, policy.host).intersection(r.hosts)
         r = replace(r, suspects=(*sorted(worn), *r.suspects))
-    return _BY_STATE[r.state](now, r, policy, state.spares)
+    if r.state is State.PARKED:
+        return _parked(r, state, policy)
+    action, reason = _BY_STATE[r.state](now, r, policy, state.spares)
+    if isinstance(action, EndStep) and action.then is State.FAILED and _may_park(r, state, policy):
+        if r.state is not State.PENDING:
+            return replace(action, then=State.PENDING), reason
+        return Park(r.id, reason), reason
+    return action, reason
+
+
+def _others(r: Replica, state: RunState) -> int:
+    """How many other replicas have finished, or may yet."""
+    gone = (State.FAILED, State.STOPPED, State.PARKED)
+    return sum(x.id != r.id and x.state not in gone and x.then is not State.FAILED for x in state.replicas)
+
+
+def _may_park(r: Replica, state: RunState, policy: Policy) -> bool:
+    """Is it a host that is missing, while enough others go on?"""
+    going_on = any(x.id != r.id and x.state not in FINAL and x.state is not State.PARKED for x in state.replicas)
+    return bool(r.suspects) and going_on and _others(r, state) >= policy.min_replicas
+
+
+def _parked(r: Replica, state: RunState, policy: Policy) -> Choice:
+    if state.spares and r.suspects:
+        return TakeSpare(r.id, r.suspects[0], state.spares[0]), f"the spare {state.spares[0]} takes its place"
+    if not _may_park(r, state, policy):
+        return EndStep(r.id, State.FAILED, f"{r.why}; its host did not come back", policy.kill_grace), r.why
+    return None, f"{r.why}; there is no spare, so it waits for {', '.join(r.suspects)}, and the others go on"
 
 
 def _delay(r: Replica, until: float, why: str) -> Delay | None:

@@ -69,6 +69,7 @@ def what_next(now: float, r: Replica, policy: Policy) -> str:
         return f"if a rank fails, {_repair(now, r, policy)}"
     return {
         State.PENDING: "its step is launched on the same hosts",
+        State.PARKED: "its step is started again when its host is back, or a spare is free",
         State.LAUNCHING: f"its ranks start when all agents have reported, within {policy.launch_timeout:g} s",
         State.READY: "its ranks start",
         State.BROKEN: "what is left of it is ended, then its ranks start again",

@@ -40,3 +40,24 @@ def test_a_batch_script_without_exec_or_trap_would_die_of_the_warning(tmp_path: 
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
+
+
+def test_the_trap_of_the_documentation_hands_the_warning_on_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    """A trap runs only while bash waits, not while a child runs in the foreground."""
+    page = (Path(__file__).parents[2] / "docs" / "saving.md").read_text()
+    lines = page[page.index("    slurm-ft run -- python train.py &\n") : page.index("    exit $code\n")].splitlines()
+    child = (
+        "import signal, time; h = lambda *_: (time.sleep(0.2), exit(75)); signal.signal(signal.SIGUSR2, h); "
+        f"open('{tmp_path}/begun', 'w'); time.sleep(30)"
+    )
+    text = "\n".join(line.strip() for line in lines).replace("slurm-ft run -- python train.py", f'python3 -c "{child}"')
+    shell = subprocess.Popen(["bash", "-c", f"{text}\nexit $code"], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        wait_until((tmp_path / "begun").exists)
+        os.kill(shell.pid, signal.SIGUSR2)
+        out, _ = shell.communicate(timeout=10)
+        assert (out, shell.returncode) == (b"slurm-ft has ended with 75\n", 75)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.communicate()

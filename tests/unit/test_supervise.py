@@ -52,7 +52,9 @@ DATA: dict[Kind, dict[str, Any]] = {
 TABLE = {
     S.PENDING: {
         K.STEP_LAUNCHED: S.LAUNCHING, K.HOST_REPLACED: S.PENDING, K.DELAYED: S.PENDING, K.STEP_ENDING: S.STOPPED,
+        K.PARKED: S.PARKED,
     },
+    S.PARKED: {K.HOST_BACK: S.PENDING, K.HOST_REPLACED: S.PENDING, K.STEP_ENDING: S.STOPPED},
     S.LAUNCHING: {
         K.AGENT_JOINED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
     },
@@ -81,7 +83,7 @@ TABLE = {
 
 def in_state(state: State, **changes: Any) -> Replica:
     """A replica of one host and one rank in its third attempt and second step, as it would be in this state."""
-    exists = state not in FINAL | {S.PENDING}
+    exists = state not in FINAL | {S.PENDING, S.PARKED}
     known: dict[str, Any] = {"agents": {}, "addresses": {}}
     if exists and state is not S.LAUNCHING:
         known["addresses"] = {0: "10.0.0.1"}
@@ -312,7 +314,7 @@ def test_a_replica_that_is_being_given_up_counts_as_lost_already() -> None:
 # --- the end of a run that trains one model together -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", set(State) - FINAL - {S.RUNNING, S.TRAINING, S.FINISHED, S.ENDING})
+@pytest.mark.parametrize("state", set(State) - FINAL - {S.RUNNING, S.TRAINING, S.FINISHED, S.ENDING, S.PARKED})
 def test_a_replica_that_does_not_train_is_not_waited_for_when_its_peers_are_done(state: State) -> None:
     action, _ = choice(in_state(state, failure=CRASH), collective=True, first_done=199.0)
     assert (action.then, action.why) == (S.STOPPED, "the training was finished by its peers")

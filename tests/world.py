@@ -95,7 +95,7 @@ class World:
         self.now = round(self.now + 0.001, 3)
         self.supervisor.take(kind, replica, **data)
         self.supervisor.act()
-        assert self.code is not None or not decide(self.now, self.supervisor.state, self.policy)[0]
+        assert self.code is not None or self.held or not decide(self.now, self.supervisor.state, self.policy)[0]
 
     def wait(self, seconds: float) -> None:
         self.now = round(self.now + seconds, 3)

@@ -18,7 +18,7 @@ import mmap, os, sys, time
 from pathlib import Path
 from slurm_ft.train import report
 
-folder, attempt = Path(os.environ["RUN_TEST"]), os.environ["SLURM_FT_ATTEMPT"]
+folder, attempt = Path(os.environ["RUN_TEST"]), f"{os.environ['SLURM_FT_ATTEMPT']}-{os.environ['RANK']}"
 
 def detached():
     if os.fork():
@@ -55,21 +55,22 @@ def alive(pid: int) -> bool:
 
 def test_a_grandchild_that_left_its_session_and_its_files_are_gone_before_the_next_attempt(run: Run) -> None:
     run.program.write_text(LEAVES)
-    run.start(command=(PYTHON, str(run.program)))
+    run.start("--ranks-per-node=2", command=(PYTHON, str(run.program)))
     run.until(Kind.PROGRESSED, 0)
-    detached = int(wait_until(lambda: _text(run.folder / "detached-1")))
-    shm = Path(wait_until(lambda: _text(run.folder / "shm-1")))
-    assert os.getsid(detached) != os.getsid(run.agent(0)) and shm.exists()
+    detached = [int(wait_until(lambda n=n: _text(run.folder / f"detached-1-{n}"))) for n in (0, 1)]
+    dead, living = (Path(wait_until(lambda n=n: _text(run.folder / f"shm-1-{n}"))) for n in (0, 1))
+    assert all(os.getsid(pid) != os.getsid(run.agent(0)) for pid in detached) and living.exists()
     run.inject(0, "kill")
     run.until(Kind.RANKS_STARTED, 0, 2)
-    assert not alive(detached)
+    assert not any(map(alive, detached))
+    assert not living.exists()  # of the rank that was still there to be looked at
     cleared = run.events(Kind.AGENT_CLEARED)[0]
-    assert "ended 1 processes that its ranks had left behind" in cleared.data["leftovers"]
-    second = int(wait_until(lambda: _text(run.folder / "detached-2")))
+    assert "ended 2 processes that its ranks had left behind" in cleared.data["leftovers"]
+    second = int(wait_until(lambda: _text(run.folder / "detached-2-0")))
     assert alive(second)
     assert run.finished() == 0
     assert not alive(second)
-    shm.unlink(missing_ok=True)
+    dead.unlink(missing_ok=True)
 
 
 def _text(path: Path) -> str:

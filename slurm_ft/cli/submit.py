@@ -194,6 +194,9 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> Submitted | None:
         "cpus-per-task": options["cpus_per_node"],
         "mem": options["mem"],
     }
+    short = slurm_job.too_short(options["time_limit"], spec.policy)
+    if short:
+        click.echo(f"warning: {short}", err=True)
     settings = config.settings(os.environ, Path.cwd())
     runs, extra, setup = Path(options["runs"]), options["sbatch_args"], options["setup"]
     request = prepare(spec, runs, options["run_dir"], named, extra, setup, settings)

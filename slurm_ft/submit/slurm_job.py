@@ -29,6 +29,7 @@ from slurm_ft.observe.runs import Gone
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
 from slurm_ft.slurm.states import reason_words
+from slurm_ft.slurm.units import parse_time
 from slurm_ft.spec import Policy, RunSpec
 from slurm_ft.submit.crossing import submission_environment
 
@@ -41,6 +42,17 @@ SLACK_SECONDS = 30
 def warning_seconds(policy: Policy) -> int:
     """How long before the time limit a run with this policy is to be warned: to save, to stop, and some slack."""
     return max(WARNING_SECONDS, math.ceil(policy.save_within + policy.stop_grace + SLACK_SECONDS))
+
+
+def too_short(time_limit: str | None, policy: Policy) -> str:
+    """Why this limit leaves no time to train, or ''. Raises UsageError for what sbatch would not read as a limit."""
+    seconds, warning = parse_time(time_limit) if time_limit else None, warning_seconds(policy)
+    if seconds is None or seconds > warning:
+        return ""
+    return (
+        f"the time limit is {seconds} s and the run is warned {warning} s before it, to save and to stop: "
+        "it has to end as soon as it has begun"
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from slurm_ft.events import Event, EventLog, Kind
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.slurm.client import Done, JobView, Unreachable
 from slurm_ft.slurm.states import parse_state
-from slurm_ft.submit import chain, rejoin
+from slurm_ft.spec import Policy
+from slurm_ft.submit import chain, rejoin, slurm_job
 
 
 def job(state: str = "RUNNING", requeue: bool = True) -> JobView:
@@ -144,3 +145,17 @@ def test_each_link_waits_for_the_one_before_it_whatever_ends_that() -> None:
         (2, "12", ("--dependency=afterany:12",)),
         (3, "12", ("--dependency=afterany:13",)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "short"), [("1", True), ("2", True), ("3", False), ("1:00:00", False), (None, False)]
+)
+def test_a_limit_that_leaves_no_time_to_train_is_told_before_anything_is_queued(limit: str | None, short: bool) -> None:
+    """RW-35."""
+    assert bool(slurm_job.too_short(limit, Policy())) is short
+
+
+def test_the_warning_comes_early_enough_to_save_and_to_stop() -> None:
+    """RW-25: a checkpoint of ten minutes needs a warning of more."""
+    assert slurm_job.warning_seconds(Policy()) == 120
+    assert slurm_job.warning_seconds(Policy(save_within=600.0)) == 600 + 30 + slurm_job.SLACK_SECONDS

@@ -11,6 +11,7 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -29,7 +30,10 @@ class Aside:
         while True:
             call = self._calls.get()
             self._began = time.monotonic()
-            call()
+            try:
+                call()
+            except Exception:  # the calls behind it are to be done all the same
+                traceback.print_exc()
             self._began = None
 
     @property

@@ -111,11 +111,11 @@ class EventLog:
         return size == 0 or os.pread(self._descriptor, 1, size - 1) == b"\n"
 
     def append(self, event: Event) -> None:
-        self.extend([event])
+        self.extend([event.to_line()])
 
-    def extend(self, events: Iterable[Event]) -> OSError | None:
+    def extend(self, lines: Iterable[str]) -> OSError | None:
         """Write these after what still waits; gives the error that kept some of it from being written."""
-        self._waiting += b"".join(event.to_line().encode() for event in events)
+        self._waiting += "".join(lines).encode()
         return self.flush()
 
     @property

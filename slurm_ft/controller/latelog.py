@@ -42,7 +42,7 @@ class LateLog:
     def __init__(self, log: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock = log, clock
         self._changed = threading.Condition()
-        self._waiting: list[Event] = []
+        self._waiting: list[str] = []
         self._writing = 0
         self._began: float | None = None
         self._since: float | None = None
@@ -53,8 +53,9 @@ class LateLog:
         self._thread.start()
 
     def append(self, event: Event) -> None:
+        line = event.to_line()  # here, so that an event that cannot be written fails where it was made
         with self._changed:
-            self._waiting.append(event)
+            self._waiting.append(line)
             self._changed.notify_all()
 
     @property

@@ -99,6 +99,15 @@ def test_what_a_full_disk_has_cut_in_half_is_mended_and_nothing_is_lost(tmp_path
     assert numbers(tmp_path / "e") == list(range(20))
 
 
+def test_an_event_that_cannot_be_written_fails_where_it_was_made(tmp_path: Path) -> None:
+    log = LateLog(EventLog(tmp_path / "e"))
+    with pytest.raises(TypeError):
+        log.append(Event(0.0, Kind.NOTE, None, {"what": object()}))
+    log.append(note(1))
+    assert log.close()
+    assert numbers(tmp_path / "e") == [1]
+
+
 def test_the_end_of_a_run_is_not_kept_waiting_for_a_disk_that_stays_full(tmp_path: Path, disk: Disk) -> None:
     log = LateLog(EventLog(tmp_path / "e"))
     disk.full = True
@@ -120,6 +129,7 @@ def test_calls_aside_are_done_in_order_and_one_that_hangs_is_known() -> None:
     assert aside.drain(5.0) and done == [1]
     aside.post(lambda: gate.wait(30))
     aside.post(_raises, done.append)
+    aside.post(lambda: 1 / 0)
     wait_until(lambda: aside.busy_for > 0)
     assert not aside.drain(0.05)
     gate.set()

@@ -55,6 +55,9 @@ def _print(paths: RunPaths, replicas: str | None, columns: str | None, noheader:
     for trouble in reading.troubles:
         common.say(f"warning: {trouble}")
     alive = runs.is_alive(paths, reading.snapshot, now)
+    late = runs.late_news(paths, reading.snapshot, now, alive)
+    if late:
+        common.say(f"warning: {late}")
     snapshot = status.select(reading.snapshot, replicas)
     if as_json:
         common.print_json(status.to_json(snapshot, now, alive, str(paths.root)))

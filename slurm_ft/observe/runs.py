@@ -32,6 +32,10 @@ LAST = "last"
 SHOWN = 5
 
 
+FULL_BYTES = 64 << 10
+"""With less room than this a file system is full: an event or a state may not fit."""
+
+
 def is_run(folder: Path) -> bool:
     paths = RunPaths(folder)
     return any(_is_file(path) for path in (paths.spec, paths.events, paths.state))
@@ -178,6 +182,20 @@ def read(paths: RunPaths, now: float) -> Reading:
         words = (f"{error.message}: the status is computed from events.jsonl",) if paths.state.exists() else ()
         return Reading(_from_events(ledger_of(paths), paths, now), words)
     return Reading(_with_reasons(_ended_by_log(snapshot, paths, now), paths, now))
+
+
+def late_news(paths: RunPaths, snapshot: Snapshot, now: float, alive: bool | None) -> str:
+    """Why the newest state of a run that is looked after is old, or ''."""
+    age = snapshot.age(now)
+    if snapshot.ended is not None or not alive or age is None or age <= STALE_SECONDS:
+        return ""
+    try:
+        space = os.statvfs(paths.root)
+        full = space.f_bavail * space.f_frsize < FULL_BYTES or (space.f_files > 0 and space.f_favail == 0)
+    except OSError:
+        full = False
+    why = "the file system of the run folder is full" if full else "does its head host still write to the run folder?"
+    return f"the last news are {age:.0f} s old and the run is looked after: {why}"
 
 
 def _with_reasons(snapshot: Snapshot, paths: RunPaths, now: float) -> Snapshot:

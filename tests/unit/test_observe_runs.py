@@ -201,3 +201,22 @@ def test_the_list_shows_ended_dead_waiting_and_damaged_runs(tmp_path: Path) -> N
     assert lines[1].split() == ["titan", "4711", "DONE:0", "3", "1", "20", "2023-11-14T22:13:20Z", "0:26"]
     assert lines[4].split() == ["queue", "4", "WAITING", "0", "0", "-", "-", "-"]
     assert [run["exit_code"] for run in listing.to_json(found, T0)["runs"]] == [0, 1, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("age", "alive", "ended", "told"),
+    [(60.0, True, None, True), (5.0, True, None, False), (60.0, False, None, False), (60.0, True, 0, False)],
+)
+def test_old_news_of_a_run_that_is_looked_after_are_explained(
+    tmp_path: Path, age: float, alive: bool, ended: int | None, told: bool
+) -> None:
+    snapshot = Snapshot(t=1000.0, ended=ended)
+    words = runs.late_news(RunPaths(tmp_path), snapshot, 1000.0 + age, alive)
+    assert ("60 s old" in words) is told
+
+
+def test_a_full_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = os.statvfs_result((4096, 4096, 256, 0, 0, 100, 50, 50, 0, 255))
+    monkeypatch.setattr("os.statvfs", lambda path: found)
+    words = runs.late_news(RunPaths(tmp_path), Snapshot(t=1000.0), 1060.0, True)
+    assert words.endswith("the file system of the run folder is full")

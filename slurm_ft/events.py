@@ -47,6 +47,8 @@ class Kind(StrEnum):
     COMMIT = "commit"
     PROGRESS = "progress"
     TORCHFT_ERROR = "torchft_error"
+    MEMBER = "member"
+    SURVIVORS_TOLD = "survivors_told"
     INJECTED = "injected"
     NOTE = "note"
 

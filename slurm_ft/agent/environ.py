@@ -31,6 +31,8 @@ class Place:
     socket: str
     lighthouse: str
     error_file: str
+    timeouts: str = ""
+    quorum_retries: int = 0
 
 
 def rank_environment(
@@ -53,6 +55,8 @@ def _defaults(place: Place) -> dict[str, str]:
     }
     if place.lighthouse:
         defaults[env.LIGHTHOUSE] = place.lighthouse
+        # With torchft's default of 0, each rank dies when the Lighthouse is away for a moment.
+        defaults[env.QUORUM_RETRIES] = str(place.quorum_retries)
     return defaults
 
 
@@ -69,6 +73,7 @@ def _certain(place: Place) -> dict[str, str]:
         env.ATTEMPT: str(place.attempt),
         env.MIN_REPLICAS: str(place.min_replicas),
         env.SOCKET: place.socket,
+        env.TIMEOUTS: place.timeouts,
         env.ERROR_FILE: place.error_file,
     }
 

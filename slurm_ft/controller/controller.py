@@ -28,6 +28,7 @@ from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.controller.steps import Steps
+from slurm_ft.controller.survivors import gone
 from slurm_ft.errors import EXIT_TRY_AGAIN
 from slurm_ft.events import Clock, Event, EventLog, Kind, read
 from slurm_ft.launch import Launcher
@@ -57,6 +58,7 @@ FORWARDED = {
     "quorum": Kind.QUORUM,
     "commit": Kind.COMMIT,
     "torchft_error": Kind.TORCHFT_ERROR,
+    "member": Kind.MEMBER,
     "rank_failed": Kind.RANK_FAILED,
     "rank_done": Kind.RANK_DONE,
     "cleared": Kind.AGENT_CLEARED,
@@ -109,6 +111,7 @@ class Controller:
         for work in (self._listen(), self._tick(), self._read_requests(), self._write_states()):
             self._do(work)
         while self.supervisor.state.ended is None:
+            self._tell_survivors()
             self.supervisor.act()
             self._say_reasons()
             if self.supervisor.state.ended is None:
@@ -259,7 +262,7 @@ class Controller:
         kind = FORWARDED[message["type"]]
         data = {name: value for name, value in message.items() if name not in ("v", "type")}
         current = message.get("attempt") == self.supervisor.state.replicas[peer.replica].attempt
-        if kind is Kind.COMMIT and message["rank"] != 0:
+        if kind in (Kind.COMMIT, Kind.MEMBER) and message["rank"] != 0:
             return  # every rank of a replica says the same
         if current and kind is Kind.COMMIT:
             self._book.commit(peer.replica, message)
@@ -268,11 +271,23 @@ class Controller:
             self._book.page(peer.replica).quorum_id = message.get("quorum_id")
         elif current and kind is Kind.PHASE:
             self._book.page(peer.replica).phase = message.get("phase")
+        elif current and kind is Kind.MEMBER:
+            self._book.page(peer.replica).member = message.get("id")
         if kind in (Kind.RANK_FAILED, Kind.RANK_DONE):
             self._sample(peer.replica, last=True)
         self.supervisor.take(kind, peer.replica, **data)
         if kind is Kind.COMMIT and message.get("committed"):
             self._get_on(peer.replica, message["attempt"])
+
+    def _tell_survivors(self) -> None:
+        """Before anything is repaired: those who wait for a replica that is gone need not."""
+        for item in gone(self.supervisor.state, self._book.members):
+            self._book.page(item.replica).member = None
+            told = [replica for replica in item.survivors if self._leave(replica, item.member)]
+            self.supervisor.take(Kind.SURVIVORS_TOLD, item.replica, member=item.member, told=told)
+
+    def _leave(self, replica: int, member: str) -> bool:
+        return self._peers.tell(self.supervisor.state.replicas[replica], {"type": "abort", "member": member})
 
     def _get_on(self, replica: int, attempt: int) -> None:
         if self.supervisor.state.replicas[replica].state is State.RUNNING:

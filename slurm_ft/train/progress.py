@@ -5,8 +5,8 @@
 
 The rank holds one connection to its agent: a Unix SEQPACKET socket in the abstract namespace, whose name is
 in SLURM_FT_SOCKET. Each packet is one JSON object. A packet that does not fit is kept and sent with the
-next one, so a busy agent never blocks a training step. The agent can send packets too; the only one so far
-is `exit`, by which `slurm-ft inject --kind exit:N` ends a rank from within.
+next one, so a busy agent never blocks a training step. The agent can send packets too: `exit`, by which
+`slurm-ft inject --kind exit:N` ends a rank from within, and those for which `on` has a function.
 
 This file uses the standard library alone, because `bootstrap.py` loads it by its path into Pythons that
 have no slurm-ft installed.
@@ -22,6 +22,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 STACKS_SIGNAL = signal.SIGRTMIN + 5
@@ -46,6 +47,7 @@ class Channel:
         self._waiting: deque[bytes] = deque(maxlen=KEPT_PACKETS)
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._functions: dict[str, Callable[[dict[str, Any]], None]] = {}
         with contextlib.suppress(OSError):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             connection.connect("\0" + name.removeprefix("@"))
@@ -69,12 +71,19 @@ class Channel:
             except OSError:
                 self._socket = None
 
+    def on(self, kind: str, function: Callable[[dict[str, Any]], None]) -> None:
+        """Call this when the agent sends a packet of this kind, each time in a thread of its own."""
+        self._functions[kind] = function
+
     def _listen(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError):
             while packet := connection.recv(PACKET_BYTES):
                 command = json.loads(packet)
                 if command.get("type") == "exit":
                     os._exit(int(command["code"]))
+                function = self._functions.get(str(command.get("type")))
+                if function is not None:
+                    threading.Thread(target=function, args=(command,), name="slurm-ft order", daemon=True).start()
 
 
 _channel: Channel | None = None

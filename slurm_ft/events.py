@@ -36,6 +36,7 @@ class Kind(StrEnum):
     STEP_ENDING = "step_ending"
     STEP_EXITED = "step_exited"
     HOST_REPLACED = "host_replaced"
+    HOST_RETURNED = "host_returned"
 
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from slurm_ft.channel import Message, Server
-from slurm_ft.controller import requests
+from slurm_ft.controller import requests, returns
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
@@ -31,7 +31,7 @@ from slurm_ft.controller.steps import Steps
 from slurm_ft.controller.survivors import gone
 from slurm_ft.errors import EXIT_TRY_AGAIN
 from slurm_ft.events import Clock, Event, EventLog, Kind, read
-from slurm_ft.launch import Launcher
+from slurm_ft.launch import Launcher, probe
 from slurm_ft.launch.base import Ended
 from slurm_ft.mesh.layout import assign
 from slurm_ft.paths import RunPaths, write_json
@@ -108,7 +108,7 @@ class Controller:
         for number, (why, code) in SIGNALS.items():
             loop.add_signal_handler(number, partial(self._stop, why, code))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
-        for work in (self._listen(), self._tick(), self._read_requests(), self._write_states()):
+        for work in (self._listen(), self._tick(), self._read_requests(), self._write_states(), self._look_again()):
             self._do(work)
         while self.supervisor.state.ended is None:
             self._tell_survivors()
@@ -372,6 +372,20 @@ class Controller:
             if self._peers.all_have_called:  # who has not called cannot be told
                 for request in requests.taken(self._paths, self._note):
                     self._inject(request)
+
+    async def _look_again(self) -> None:
+        """Look at the hosts that were lost, one after the other (see controller/returns.py)."""
+        looked: dict[str, tuple[int, float]] = {}
+        while True:
+            await asyncio.sleep(REQUEST_INTERVAL)
+            lost = {host: about.t for host, about in self.supervisor.state.lost.items()}
+            for host in returns.due(lost, looked, self._clock()):
+                argv = probe.probe_argv(self._spec.cluster, str(self._facts.get("job_id", "")), host)
+                if await probe.works(argv, os.environ, returns.SECONDS):
+                    looked.pop(host, None)
+                    self.supervisor.take(Kind.HOST_RETURNED, host=host)
+                else:
+                    looked[host] = (looked.get(host, (0, 0.0))[0] + 1, self._clock())
 
     def _note(self, text: str) -> None:
         self.supervisor.take(Kind.NOTE, text=text)

@@ -125,8 +125,19 @@ class Replica:
 
 
 @dataclass(frozen=True)
+class LostHost:
+    """A host in whose place a spare stands: when it was lost, and why. It is not used until it works again."""
+
+    t: float
+    why: str
+
+
+@dataclass(frozen=True)
 class RunState:
-    """The state of a run, as its events tell it. `collective` means that a torchft quorum was seen."""
+    """The state of a run, as its events tell it. `collective` means that a torchft quorum was seen.
+
+    `lost` are the hosts that were replaced; one that has returned is a spare.
+    """
 
     replicas: tuple[Replica, ...] = ()
     started: float = 0.0
@@ -136,6 +147,7 @@ class RunState:
     first_done: float | None = None
     ended: int | None = None
     spares: tuple[str, ...] = ()
+    lost: Mapping[str, LostHost] = field(default_factory=dict)
 
     def with_replica(self, replica: Replica) -> RunState:
         return replace(self, replicas=tuple(replica if replica.id == r.id else r for r in self.replicas))
@@ -350,6 +362,8 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(state, ended=int(data["code"]))
     if kind is Kind.QUORUM:
         return replace(state, collective=True)
+    if kind is Kind.HOST_RETURNED:
+        return _host_returned(state, str(data.get("host", "")))
     if event.replica is None or not 0 <= event.replica < len(state.replicas):
         return state
     replica = state.replicas[event.replica]
@@ -362,9 +376,21 @@ def observe(state: RunState, event: Event) -> RunState:
         return state
     after = state.with_replica(handler(replica, event))
     if kind is Kind.HOST_REPLACED:
-        return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
+        why = replica.failure.what if replica.failure else ""
+        return replace(
+            after,
+            spares=tuple(host for host in state.spares if host != data["spare"]),
+            lost={**state.lost, str(data["bad"]): LostHost(event.t, why)},
+        )
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after
+
+
+def _host_returned(state: RunState, host: str) -> RunState:
+    if host not in state.lost:
+        return state
+    lost = {name: about for name, about in state.lost.items() if name != host}
+    return replace(state, lost=lost, spares=(*state.spares, host))
 
 
 def _run_started(event: Event) -> RunState:

@@ -1,8 +1,8 @@
 """A training script as a user of torchft writes it: averages its gradients in each step, with torchft's own classes.
 
 It knows nothing of slurm-ft and of the hosts it runs on. The second argument is the time-out of its process group in
-seconds: what a survivor would wait for a peer that is gone without a word. A replica that finds the file `hold-N` (N its
-number) in the folder of the third argument puts `held` beside it, and keeps its peers waiting in their collective.
+seconds: what a survivor would wait for a peer that is gone without a word. A replica that finds the file `hold-N` (N
+its number) in the folder of the third argument puts `held` beside it, and keeps its peers waiting in their collective.
 """
 
 import os

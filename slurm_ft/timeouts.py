@@ -72,9 +72,10 @@ def _between(least: int, value: float, most: int) -> int:
     return max(least, min(round(value), most))
 
 
-def ladder(policy: Policy, own: Mapping[str, float] | None = None) -> list[Rung]:
+def ladder(policy: Policy, own: Mapping[str, float] | None = None, in_a_job: bool = True) -> list[Rung]:
     """The time-outs in their order. `own` holds values in seconds that a program has set itself, by the names of
-    `torchft_defaults`."""
+    `torchft_defaults`. On one machine the last rung is left out: there agents without a controller end sooner,
+    since no Slurm would clean up after them."""
     torchft = {**torchft_defaults(policy), **(own or {})}
     server = policy.lighthouse
     rungs = [
@@ -90,7 +91,7 @@ def ladder(policy: Policy, own: Mapping[str, float] | None = None) -> list[Rung]
         Rung("quorum", torchft["quorum_timeout"], "quorum_timeout", "a rank that gets no quorum ends"),
         Rung("step", policy.orphan_timeout, "orphan_timeout", "an agent without a controller ends its ranks"),
     ]  # fmt: skip
-    return [rung for rung in rungs if rung.seconds > 0]
+    return [rung for rung in rungs if rung.seconds > 0 and (in_a_job or rung.name != "step")]
 
 
 def troubles(rungs: list[Rung]) -> list[str]:

@@ -150,6 +150,8 @@ class Forwarder:
             if self._address_file.read_text().strip():
                 _, writer = await self._connect()
                 writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
             return True
         except ConnectionRefusedError:
             return True  # its host is there

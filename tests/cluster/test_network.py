@@ -18,8 +18,9 @@ from slurm_ft.testing.devcluster import DevCluster
 from tests.cluster.conftest import wait_until
 from tests.cluster.test_training import PROGRAMS, Job
 
-PATIENCE = 600
-"""The program's own time-out for a collective, in seconds: longer than this test may take."""
+PATIENCE = "600,600,5"
+"""Each replica's own time-out for a collective, in seconds: that of the survivors is longer than this test may take,
+and the one that is cut off soon looks for a new quorum."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def cluster(slurm_programs: None) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def job(cluster: DevCluster, tmp_path: Path) -> Iterator[Job]:
-    program = ("python", str(PROGRAMS / "user_steps.py"), "100000", str(PATIENCE), str(tmp_path))
+    program = ("python", str(PROGRAMS / "user_steps.py"), "100000", PATIENCE, str(tmp_path))
     job = Job(cluster, tmp_path, "--replicas", "3", "--spares", "1", "--", *program)
     yield job
     for host in cluster.hosts:

@@ -1,8 +1,9 @@
 """A training script as a user of torchft writes it: averages its gradients in each step, with torchft's own classes.
 
-It knows nothing of slurm-ft and of the hosts it runs on. The second argument is the time-out of its process group in
-seconds: what a survivor would wait for a peer that is gone without a word. A replica that finds the file `hold-N` (N
-its number) in the folder of the third argument puts `held` beside it, and keeps its peers waiting in their collective.
+It knows nothing of slurm-ft and of the hosts it runs on. The second argument is the time-out of each replica's process
+group in seconds: what it waits for a peer that is gone without a word. A replica that finds the file `hold-N` (N its
+number) in the folder of the third argument puts `held` beside it, and keeps its peers waiting in their collective for
+as long as the file is there.
 """
 
 import os
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 from torchft import Manager, Optimizer, ProcessGroupGloo
 
-STEPS, PATIENCE, FOLDER = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
+STEPS, FOLDER = int(sys.argv[1]), Path(sys.argv[3])
+PATIENCE = float(sys.argv[2].split(",")[int(os.environ["REPLICA_GROUP_ID"])])
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -47,7 +49,8 @@ while manager.current_step() < STEPS:
     if (FOLDER / f"hold-{replica}").exists():
         time.sleep(0.5)
         (FOLDER / "held").touch()
-        time.sleep(PATIENCE)
+        while (FOLDER / f"hold-{replica}").exists():
+            time.sleep(0.1)
     for parameter in model.parameters():
         manager.allreduce(parameter.grad).wait()
     optimizer.step()

@@ -311,7 +311,9 @@ def test_a_fenced_host_carries_nothing_old_or_new_until_it_is_opened(tmp_path: P
         forwarder.fence()
         assert await reader.read() == b"", "what was open is closed"
         await until(lambda: lighthouse.open == 0)
-        assert await ask(address, "b") == [""]
+        new, end = await asyncio.open_connection(host, int(port))
+        assert await new.read() == b"", "what is new is closed at once"
+        end.close()
         assert lighthouse.open == 0
         forwarder.open()
         assert await ask(address, "c") == ["it c"]

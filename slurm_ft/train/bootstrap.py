@@ -48,8 +48,6 @@ def _load(name: str, file: str) -> ModuleType:
     return module
 
 
-TIMEOUTS = "SLURM_FT_TIMEOUTS"
-
 OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
 """Files whose frames stand above the program's own in a traceback, and are cut from it."""
 
@@ -137,9 +135,8 @@ def _serve(module: ModuleType) -> None:
 def _watch_torchft(channel: Any) -> None:
     """Have this rank leave a replica that is gone when its agent says so (see survivors.py)."""
     survivors = _own_module("survivors")
-    defaults = json.loads(os.environ.get(TIMEOUTS) or "{}")
     channel.on("abort", lambda order: survivors.leave(str(order.get("member"))))
-    _after_import("torchft.manager", lambda module: survivors.install(module, defaults, channel.send))
+    _after_import("torchft.manager", lambda module: survivors.install(module, survivors.defaults(), channel.send))
 
 
 def _own_frames_cut(trace: TracebackType | None) -> TracebackType | None:

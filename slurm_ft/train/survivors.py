@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import os
 import socket
 import threading
@@ -45,7 +46,14 @@ VARIABLES = {
 AGAIN = 0.05
 """Seconds between two looks at a group that is being configured with a member that is gone."""
 
+TIMEOUTS = "SLURM_FT_TIMEOUTS"
+
 Report = Callable[..., None]
+
+
+def defaults(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """The run's time-outs in seconds for who sets none, by the names of torchft's arguments; {} outside a run."""
+    return dict(json.loads(environ.get(TIMEOUTS) or "{}"))
 
 
 def open_connections() -> dict[str, int]:
@@ -164,10 +172,10 @@ def leave(member: str) -> int:
     return sum(watched.leave(member) for watched in list(_managers.values()))
 
 
-def install(module: Any, defaults: Mapping[str, float], report: Report) -> None:
+def install(module: Any, given_out: Mapping[str, float], report: Report) -> None:
     """Watch every Manager that `module` (torchft.manager) makes from now on.
 
-    `defaults` are time-outs in seconds for arguments that a program leaves out; an argument that it gives and
+    `given_out` are time-outs in seconds for arguments that a program leaves out; an argument that it gives and
     torchft's variables win. `report(kind, **fields)` is told how the Lighthouse will know this replica, and
     what the Manager's time-outs are.
     """
@@ -180,8 +188,9 @@ def install(module: Any, defaults: Mapping[str, float], report: Report) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind_partial(self, *args, **kwargs).arguments
         for name, variable in VARIABLES.items():
-            if name in defaults and name in signature.parameters and name not in given and variable not in os.environ:
-                kwargs[name] = timedelta(seconds=defaults[name])
+            known = name in given_out and name in signature.parameters
+            if known and name not in given and variable not in os.environ:
+                kwargs[name] = timedelta(seconds=given_out[name])
         original(self, *args, **kwargs)
         # What torchft does with these is its own affair: without them a rank trains on, unwatched.
         with contextlib.suppress(AttributeError, TypeError):

@@ -5,8 +5,8 @@
 
 The rank holds one connection to its agent: a Unix SEQPACKET socket in the abstract namespace, whose name is
 in SLURM_FT_SOCKET. Each packet is one JSON object. A packet that does not fit is kept and sent with the
-next one, so a busy agent never blocks a training step. The agent can send packets too: `exit`, by which
-`slurm-ft inject --kind exit:N` ends a rank from within, and those for which `on` has a function.
+next one, so a busy agent never blocks a training step. The agent can send packets too: those for which `on` has a
+function, and faults on purpose (`slurm-ft inject`), which injected.py carries out.
 
 This file uses the standard library alone, because `bootstrap.py` loads it by its path into Pythons that
 have no slurm-ft installed.
@@ -15,10 +15,12 @@ have no slurm-ft installed.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -79,11 +81,24 @@ class Channel:
         with contextlib.suppress(OSError, ValueError):
             while packet := connection.recv(PACKET_BYTES):
                 command = json.loads(packet)
-                if command.get("type") == "exit":
-                    os._exit(int(command["code"]))
                 function = self._functions.get(str(command.get("type")))
-                if function is not None:
+                if function is None:
+                    _beside("injected").suffer(command)
+                else:
                     threading.Thread(target=function, args=(command,), name="slurm-ft order", daemon=True).start()
+
+
+def _beside(name: str) -> Any:
+    """A file of this folder, by its path: the program's Python may have no slurm-ft."""
+    full = f"slurm_ft.train.{name}"
+    if full not in sys.modules:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+        spec = importlib.util.spec_from_file_location(full, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[full] = module
+    return sys.modules[full]
 
 
 _channel: Channel | None = None

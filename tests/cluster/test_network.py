@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_ft import events
+from slurm_ft.errors import UsageError
 from slurm_ft.events import Kind
 from slurm_ft.testing import devcluster_network as network
 from slurm_ft.testing.devcluster import DevCluster
@@ -62,6 +64,56 @@ def cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def answers(cluster: DevCluster, host: str) -> bool:
+    """Does a port on the host that nobody listens on refuse a connection? It does when packets get there and back."""
+    place = (cluster.network.address(cluster.shape.subnet, host), 1)
+    try:
+        socket.create_connection(place, timeout=0.5).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def test_a_host_has_a_name_and_an_address_of_its_own_and_can_be_cut_healed_and_slowed(cluster: DevCluster) -> None:
+    script = "hostname; getent hosts node4; ip -o -4 addr show eth0"
+    for host in ("node2", "node3"):
+        argv = cluster.network.inside(host, ["sh", "-c", script])
+        words = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+        assert words[:3] == [host, cluster.network.address(cluster.shape.subnet, "node4"), "node4"]
+        assert f"{cluster.network.address(cluster.shape.subnet, host)}/24" in words
+    assert answers(cluster, "node3")
+    cluster.cut("node3")
+    assert cluster.is_cut("node3") and not cluster.is_cut("node2")
+    assert not answers(cluster, "node3")
+    assert answers(cluster, "node2")
+    cluster.heal("node3")
+    assert answers(cluster, "node3")
+    cluster.slow("node3", rate="10mbit")
+    assert answers(cluster, "node3")
+    try:
+        cluster.slow("node3", delay="10ms")
+    except UsageError as error:
+        assert "netem" in error.message, "it says so where the kernel cannot"
+    cluster.heal("node3")
+    with pytest.raises(UsageError, match="how slow"):
+        cluster.slow("node3")
+    with pytest.raises(UsageError, match="no host 'node9' here"):
+        cluster.cut("node9")
+
+
+def test_what_a_cluster_left_behind_is_swept_up_and_a_living_one_is_left_alone(
+    cluster: DevCluster, tmp_path: Path
+) -> None:
+    left = network.Network(tmp_path, ("node1",))
+    left.make(left.choose_subnet())
+    assert network.sweep(lambda folder: folder != tmp_path) == [left.id]
+    names = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, timeout=20).stdout
+    assert left.bridge not in names and cluster.network.bridge in names
+    assert answers(cluster, "node1")
 
 
 def test_a_host_that_is_cut_off_is_replaced_and_does_not_disturb_the_run_when_it_is_back(

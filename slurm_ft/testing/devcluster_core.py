@@ -153,7 +153,7 @@ class DevCluster:
         deadline = time.monotonic() + START_SECONDS
         ports = config.choose_ports(1 + self.shape.hosts)
         if self.shape.netns:
-            sweep(lambda folder: config.is_devcluster(folder) and bool(processes.find(folder)))
+            sweep(_in_use)
             self.shape = dataclasses.replace(self.shape, subnet=self.network.choose_subnet())
         config.write_files(self.folder, self.shape, ports)
         self._start_watcher()
@@ -354,6 +354,20 @@ def resolve(folder: str | os.PathLike[str] | None) -> Path:
     chosen = Path(folder) if folder is not None else config.default_folder()
     # A link in the last place is refused later, so only the parents are followed.
     return chosen.parent.resolve() / chosen.name
+
+
+def _in_use(folder: Path) -> bool:
+    """Is there a devcluster in the folder, or a command that works on one?"""
+    if not config.is_devcluster(folder):
+        return False
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return bool(processes.find(folder))
 
 
 def outside_slurm() -> dict[str, str]:

@@ -29,6 +29,10 @@ from slurm_ft.paths import RunPaths, write_atomic
 PROTOCOL = 1
 HEARTBEAT = 1.0
 """Seconds between two signs of life of an agent."""
+PING_MS = 3000
+PINGS_LOST = 5
+"""An agent whose pings get no answer for so many intervals drops the connection and dials again. ZeroMQ answers
+them in a thread of its own, so a controller that is busy, or waits for a file system, loses nothing by this."""
 
 Message = dict[str, Any]
 
@@ -169,6 +173,10 @@ class Client:
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        # TCP waits longer and longer before it tries again: after a cut of a minute, up to another minute.
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PINGS_LOST * PING_MS)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, PING_MS)
         self._socket.setsockopt(zmq.SNDHWM, 100_000)
         self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
         self._socket.curve_serverkey = server

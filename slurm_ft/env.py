@@ -36,6 +36,8 @@ LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
 NUM_REPLICA_GROUPS = "NUM_REPLICA_GROUPS"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+TIMEOUTS = "SLURM_FT_TIMEOUTS"
+QUORUM_RETRIES = "TORCHFT_QUORUM_RETRIES"
 
 
 class Variable(NamedTuple):
@@ -63,6 +65,8 @@ VARIABLES = (
     Variable(LIGHTHOUSE, "agent", "torchft's Lighthouse; a value of the user's own wins"),
     Variable(REPLICA_GROUP_ID, "agent", "the replica, as torchft names it; a value of the user's own wins"),
     Variable(NUM_REPLICA_GROUPS, "agent", "the number of replicas; a value of the user's own wins"),
+    Variable(QUORUM_RETRIES, "agent", "how often torchft asks an absent Lighthouse; a value of the user's own wins"),
+    Variable(TIMEOUTS, "agent", "time-outs for torchft's Manager where the program sets none (JSON, seconds)"),
     Variable(ERROR_FILE, "agent", "where a rank leaves its traceback (torch elastic's error file)"),
     Variable(RUNS, "user", "the folder that holds run folders; `runs` by default"),
     Variable(DEVCLUSTER, "user", "the folder of the devcluster (python -m slurm_ft.testing.devcluster)"),

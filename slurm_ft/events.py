@@ -38,7 +38,7 @@ class Kind(StrEnum):
     HOST_REPLACED = "host_replaced"
     DELAYED = "delayed"
     PARKED = "parked"
-    HOST_BACK = "host_back"
+    HOST_RETURNED = "host_returned"
 
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"
@@ -54,6 +54,8 @@ class Kind(StrEnum):
     COMMIT = "commit"
     PROGRESS = "progress"
     TORCHFT_ERROR = "torchft_error"
+    MEMBER = "member"
+    SURVIVORS_TOLD = "survivors_told"
     INJECTED = "injected"
     NOTE = "note"
 

@@ -32,6 +32,8 @@ class Place:
     lighthouse: str
     error_file: str
     host: str = ""
+    timeouts: str = ""
+    quorum_retries: int = 0
 
 
 def rank_environment(
@@ -54,6 +56,8 @@ def _defaults(place: Place) -> dict[str, str]:
     }
     if place.lighthouse:
         defaults[env.LIGHTHOUSE] = place.lighthouse
+        # With torchft's default of 0, each rank dies when the Lighthouse is away for a moment.
+        defaults[env.QUORUM_RETRIES] = str(place.quorum_retries)
     return defaults
 
 
@@ -71,6 +75,7 @@ def _certain(place: Place) -> dict[str, str]:
         env.HOST: place.host,
         env.MIN_REPLICAS: str(place.min_replicas),
         env.SOCKET: place.socket,
+        env.TIMEOUTS: place.timeouts,
         env.ERROR_FILE: place.error_file,
     }
 

@@ -19,6 +19,12 @@ from slurm_ft.train.progress import PACKET_BYTES
 
 ADDRESS_WITHIN = 1.0
 
+HOLD = 30.0
+LOOK = 0.05
+"""Seconds between two looks at the address of a Lighthouse that is being started again."""
+REACH = 5.0
+"""Seconds within which a Lighthouse that is there answers a connection."""
+
 
 class RankSocket:
     """The socket on which ranks report (see slurm_ft.train.progress).
@@ -95,7 +101,11 @@ class Forwarder:
     """Carries bytes from a loopback port to the Lighthouse of the day.
 
     The Lighthouse's address is read anew for each connection, so it can move while the address that the
-    ranks were given stays the same. When it cannot be read in time, the last one known is used.
+    ranks were given stays the same. When it cannot be read in time, the last one known is used. While it is
+    empty a Lighthouse is being started again, and who asks for it is kept waiting for up to HOLD seconds.
+
+    `fence` keeps the ranks of a host that was cut off from the Lighthouse, until `open`: their replica may have
+    been started elsewhere meanwhile, and when the network heals they must not come between.
     """
 
     def __init__(self, address_file: Path) -> None:
@@ -104,6 +114,7 @@ class Forwarder:
         self._files = Aside("lighthouse")
         self._last = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fenced = False
 
     async def start(self) -> str:
         """Listen; gives the address for the ranks, or '' when the run has no Lighthouse."""
@@ -119,8 +130,7 @@ class Forwarder:
         self._tasks.add(task)
         ends = [writer]
         try:
-            target = urlsplit(await self._address())
-            far_reader, far_writer = await asyncio.open_connection(target.hostname, target.port)
+            far_reader, far_writer = await self._connect()
             ends.append(far_writer)
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         except (OSError, ValueError, asyncio.CancelledError):
@@ -135,6 +145,44 @@ class Forwarder:
             if self._files.busy_for < ADDRESS_WITHIN:
                 self._last = await asyncio.wait_for(self._files.do(self._address_file.read_text), ADDRESS_WITHIN)
         return self._last.strip()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the Lighthouse. Raises OSError when there is none to be had."""
+        async with asyncio.timeout(HOLD):
+            while not (address := await self._address()):
+                await asyncio.sleep(LOOK)
+        if self._fenced:
+            raise ConnectionError("this host is cut off")
+        target = urlsplit(address)
+        return await asyncio.wait_for(asyncio.open_connection(target.hostname, target.port), REACH)
+
+    async def reaches(self) -> bool:
+        """Can the Lighthouse be reached from here? One that is being started again is not out of reach."""
+        try:
+            if await self._address():
+                _, writer = await self._connect()
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            return True
+        except ConnectionRefusedError:
+            return True  # its host is there
+        except (OSError, ValueError):
+            return False
+
+    def fence(self) -> None:
+        """Carry nothing any more: what is on its way is dropped, and new connections are closed."""
+        self._fenced = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    def open(self) -> None:
+        """Carry again."""
+        self._fenced = False
+
+    @property
+    def fenced(self) -> bool:
+        return self._fenced
 
     async def close(self) -> None:
         if self._server is not None:

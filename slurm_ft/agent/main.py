@@ -7,6 +7,7 @@ One asyncio loop. It dials the controller, says who it is, and does what it is t
     shutdown   end the ranks and leave
     inject     hurt a rank, or this host, on purpose
     save       ask the ranks to save (see saves.py)
+    abort      a replica is gone: have the ranks leave their collective with it
     who        say again who you are (to a controller that was started again)
 
 and tells of every rank's end, of progress, and once a second that it lives. Ranks keep running while there
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slurm_ft import env
+from slurm_ft import env, timeouts
 from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.environ import Place, rank_environment
 from slurm_ft.agent.hurt import hurt
@@ -261,12 +262,21 @@ class Agent:
             ended = sorted(self._ends)
             self._client.send({"type": "alive", "attempt": self._attempt, "ended": ended, "cleared": self._cleared})
             silence = time.monotonic() - self._heard
+            if silence > self._spec.policy.agent_timeout and self._lighthouse and not self._forwarder.fenced:
+                self._do(self._fence())
             if silence > REDIAL_AFTER:
                 self._client.dial()
             if silence > self._spec.policy.orphan_timeout:
                 print(f"slurm-ft agent: no controller for {silence:.0f} s, leaving", file=sys.stderr)
                 self._do(self._leave(self._spec.policy.kill_grace, 1))
             await asyncio.sleep(HEARTBEAT)
+
+    async def _fence(self) -> None:
+        """The controller has given this host up by now. If it is the network that is cut, the ranks must not come
+        back to the Lighthouse with it; if the controller is away alone, they train on."""
+        if not await self._forwarder.reaches():
+            print("slurm-ft agent: neither controller nor Lighthouse in reach: the ranks are fenced", file=sys.stderr)
+            self._forwarder.fence()
 
     # --- what we are told ------------------------------------------------------------------------------
 
@@ -279,7 +289,9 @@ class Agent:
 
     def _obey(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "start":
+        if kind == "alive":
+            self._forwarder.open()  # the controller still counts on us
+        elif kind == "start":
             self._start(message)
         elif kind == "clear":
             self._do(self._clear(int(message["attempt"]), float(message["grace"]), bool(message.get("stacks"))))
@@ -363,6 +375,8 @@ class Agent:
             lighthouse=self._lighthouse,
             error_file=str(self._paths.error(self._replica, attempt, rank)),
             host=self._host,
+            timeouts=timeouts.encode(timeouts.torchft_defaults(self._spec.policy)),
+            quorum_retries=timeouts.QUORUM_RETRIES,
         )
         seen = visibility(os.environ, local, replica.ranks_per_host, self._platform)
         return rank_environment(

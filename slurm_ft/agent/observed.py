@@ -50,6 +50,8 @@ class Observed:
             self.send({"type": "quorum", **common, **_only(packet, "quorum_id", "step")})
         elif kind == "commit":
             self._commit(news, packet, common)
+        elif kind == "member":
+            self.send({"type": "member", **common, **_only(packet, "id", "timeouts")})
         elif kind == "torchft_error":
             self.send({"type": "torchft_error", **common, **_only(packet, "error")})
 

@@ -18,7 +18,8 @@ def command(run: str | None, replicas: str | None, runs_folder: str, as_json: bo
     """Say why each replica is in its state and what comes next, with its first failure.
 
     The reasons are the controller's own. Below them stand the first failure of each replica with its
-    traceback and log, the meaning of the exit code, and the policy's budgets and time-outs.
+    traceback and log, the meaning of the exit code, the policy's budgets, and the time-outs in the order in which
+    they must come, with a warning where a value of your own breaks it.
     """
     run, replicas = runs.split_arguments(run, replicas, runs_folder)
     paths = runs.find(run, runs_folder)
@@ -32,11 +33,14 @@ def command(run: str | None, replicas: str | None, runs_folder: str, as_json: bo
     explained = explain.explain(snapshot, ledger, _moment(snapshot, now, alive), policy, alive)
     if as_json:
         about = status.to_json(snapshot, now, alive, str(paths.root))
-        common.print_json({"schema": about["schema"], "run": about["run"], **explain.to_json(explained, policy)})
+        told = {**explain.to_json(explained, policy), **explain.ladder_json(policy, ledger)}
+        common.print_json({"schema": about["schema"], "run": about["run"], **told})
         return
     click.echo(status.headline(reading.snapshot, now, alive))
     queue = "" if snapshot.started is not None else requests.in_queue(paths, snapshot)
     for line in explain.lines(explained, reading.snapshot, policy, alive, queue):
+        click.echo(line)
+    for line in (*explain.lost_host_lines(ledger.state.lost), *explain.timeout_lines(policy, ledger)):
         click.echo(line)
 
 

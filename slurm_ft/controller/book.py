@@ -25,6 +25,7 @@ class Page:
     loss: float | None = None
     tokens: int | None = None
     phase: str | None = None
+    member: str | None = None  # how torchft's quorums call this attempt
     quorum_id: int | None = None
     committed: int = 0
     commits_of_attempt: int = 0
@@ -52,10 +53,20 @@ class Book:
                 self.progress(event.replica, event.data)
             elif event.kind is Kind.COMMIT:
                 self.commit(event.replica, event.data)
+            elif event.kind is Kind.MEMBER and event.data.get("attempt") == self.page(event.replica).attempt:
+                self.page(event.replica).member = event.data.get("id")
+            elif event.kind is Kind.SURVIVORS_TOLD:
+                self.page(event.replica).member = None
 
     def started(self, replica: int, attempt: int) -> None:
         page = self.page(replica)
         page.attempt, page.phase, page.unrecorded, page.commits_of_attempt = attempt, None, False, 0
+        page.member = None
+
+    @property
+    def members(self) -> dict[int, str]:
+        """How torchft's quorums call the replicas that are in them."""
+        return {replica: page.member for replica, page in self.pages.items() if page.member}
 
     def progress(self, replica: int, message: Mapping[str, Any]) -> None:
         page = self.page(replica)

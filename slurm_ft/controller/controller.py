@@ -22,20 +22,20 @@ from typing import Any
 
 from slurm_ft.aside import Aside
 from slurm_ft.channel import Message, Server
-from slurm_ft.controller import hurt, requests, saving
+from slurm_ft.controller import hurt, requests, returns, saving
 from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.peers import Peer, Peers
-from slurm_ft.controller.returns import Returns
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.controller.steps import Steps
+from slurm_ft.controller.survivors import gone
 from slurm_ft.errors import EXIT_TRY_AGAIN
 from slurm_ft.events import Clock, Event, EventLog, Kind, read
-from slurm_ft.launch import Launcher
+from slurm_ft.launch import Launcher, probe
 from slurm_ft.launch.base import Ended
 from slurm_ft.mesh.layout import assign
 from slurm_ft.paths import RunPaths, write_json
@@ -65,6 +65,7 @@ FORWARDED = {
     "quorum": Kind.QUORUM,
     "commit": Kind.COMMIT,
     "torchft_error": Kind.TORCHFT_ERROR,
+    "member": Kind.MEMBER,
     "rank_failed": Kind.RANK_FAILED,
     "rank_done": Kind.RANK_DONE,
     "cleared": Kind.AGENT_CLEARED,
@@ -126,11 +127,10 @@ class Controller:
         for number, (why, code) in SIGNALS.items():
             loop.add_signal_handler(number, partial(self._stop, why, code))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
-        for work in (self._listen(), self._tick(), self._read_requests(), self._write_states()):
+        for work in (self._listen(), self._tick(), self._read_requests(), self._write_states(), self._look_again()):
             self._do(work)
-        if self._spec.cluster == "slurm":
-            self._do(self._await_hosts(Returns(job_id)))
         while self.supervisor.state.ended is None:
+            self._tell_survivors()
             self.supervisor.act()
             self._say_reasons()
             if self.supervisor.state.ended is None:
@@ -284,6 +284,8 @@ class Controller:
         kind = FORWARDED[message["type"]]
         data = {name: value for name, value in message.items() if name not in ("v", "type")}
         current = message.get("attempt") == self.supervisor.state.replicas[peer.replica].attempt
+        if kind is Kind.MEMBER and message["rank"] != 0:
+            return
         if kind is Kind.COMMIT and (message["rank"] != 0 or (current and self._book.has(peer.replica, message))):
             return  # every rank of a replica says the same, and an agent that calls again says it twice
         if current and kind is Kind.COMMIT:
@@ -293,6 +295,8 @@ class Controller:
             self._book.page(peer.replica).quorum_id = message.get("quorum_id")
         elif current and kind is Kind.PHASE:
             self._book.page(peer.replica).phase = message.get("phase")
+        elif current and kind is Kind.MEMBER:
+            self._book.page(peer.replica).member = message.get("id")
         if kind in (Kind.RANK_FAILED, Kind.RANK_DONE):
             self._sample(peer.replica, last=True)
         if current and kind is Kind.RANK_FAILED:
@@ -300,6 +304,16 @@ class Controller:
         self.supervisor.take(kind, peer.replica, **data)
         if kind is Kind.COMMIT and message.get("committed"):
             self._get_on(peer.replica, message["attempt"])
+
+    def _tell_survivors(self) -> None:
+        """Before anything is repaired: those who wait for a replica that is gone need not."""
+        for item in gone(self.supervisor.state, self._book.members):
+            self._book.page(item.replica).member = None
+            told = [replica for replica in item.survivors if self._leave(replica, item.member)]
+            self.supervisor.take(Kind.SURVIVORS_TOLD, item.replica, member=item.member, told=told)
+
+    def _leave(self, replica: int, member: str) -> bool:
+        return self._peers.tell(self.supervisor.state.replicas[replica], {"type": "abort", "member": member})
 
     def _get_on(self, replica: int, attempt: int) -> None:
         if self.supervisor.state.replicas[replica].state is State.RUNNING:
@@ -412,11 +426,19 @@ class Controller:
                 for request in found:
                     self._inject(request)
 
-    async def _await_hosts(self, returns: Returns) -> None:
+    async def _look_again(self) -> None:
+        """Look at the hosts that were lost, one after the other (see controller/returns.py)."""
+        looked: dict[str, tuple[int, float]] = {}
         while True:
-            await asyncio.sleep(1.0)
-            for replica, host in await returns.back(self.supervisor.state, time.monotonic()):
-                self.supervisor.take(Kind.HOST_BACK, replica, host=host)
+            await asyncio.sleep(REQUEST_INTERVAL)
+            lost = {host: about.t for host, about in self.supervisor.state.lost.items()}
+            for host in returns.due(lost, looked, self._clock()):
+                argv = probe.probe_argv(self._spec.cluster, str(self._facts.get("job_id", "")), host)
+                if await probe.works(argv, os.environ, returns.SECONDS):
+                    looked.pop(host, None)
+                    self.supervisor.take(Kind.HOST_RETURNED, host=host)
+                else:
+                    looked[host] = (looked.get(host, (0, 0.0))[0] + 1, self._clock())
 
     def _note(self, text: str) -> None:
         self.supervisor.take(Kind.NOTE, text=text)

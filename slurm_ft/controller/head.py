@@ -215,10 +215,11 @@ class Head:
         raise LaunchError("torchft's Lighthouse did not start", f"see {self._paths.head_log}")
 
     async def _keep_lighthouse(self) -> None:
-        """Start it again, on the same port, when it dies."""
+        """Start it again when it dies: at once if it had served, else after a pause if that goes on."""
         while True:
             await self._lighthouse.wait()
-            if not self._lighthouse.may_start_again():
+            served = self._paths.lighthouse.read_text() != ""
+            if not served and not self._lighthouse.may_start_again():
                 print("slurm-ft: the Lighthouse dies again and again", file=sys.stderr)
                 await asyncio.sleep(LIGHTHOUSE_PAUSE)
             self._lighthouse.start()
@@ -250,17 +251,15 @@ def _controller_argv(paths: RunPaths, place: Place, session: str) -> list[str]:
 
 
 def _lighthouse_argv(paths: RunPaths, spec: RunSpec, place: Place) -> list[str]:
-    """On the port of the Lighthouse before it in this session, if there was one."""
     options = spec.policy.lighthouse
-    port = paths.lighthouse.read_text().strip().rpartition(":")[2] if paths.lighthouse.exists() else "0"
     address = f"[{place.address}]" if ":" in place.address else place.address
     return [
         sys.executable,
         "-m",
         "slurm_ft.controller.lighthouse",
-        f"--bind={address}:{port}",
-        f"--advertise={address}",
+        f"--host={address}",
         f"--address-file={paths.lighthouse}",
+        f"--events={paths.events}",
         f"--min-replicas={spec.policy.min_replicas}",
         f"--join-timeout-ms={options.join_timeout_ms}",
         f"--quorum-tick-ms={options.quorum_tick_ms}",

@@ -1,4 +1,8 @@
-"""torchft's Lighthouse as a process of its own: `python lighthouse.py --bind HOST:PORT --address-file FILE ...`.
+"""torchft's Lighthouse as a process of its own: `python lighthouse.py --host HOST --address-file FILE ...`.
+
+The address file says where it is; agents read it for each connection. It is empty while a Lighthouse is being
+started again, on the same port if it can be had: nobody may ask the new one before its quorum ids are beyond
+those of the last one (see quorum_ids.py).
 
 torchft's extension module is loaded by its path, without the package around it: importing `torchft` imports
 torch, which costs seconds and hundreds of megabytes that a quorum server does not need.
@@ -11,7 +15,10 @@ import importlib.util
 import signal
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
 
+from slurm_ft.controller import quorum_ids
 from slurm_ft.paths import write_atomic
 
 EXTENSION = "_torchft"
@@ -34,11 +41,30 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
+def _take_address(file: Path, host: str) -> int:
+    """The port of the Lighthouse before this one on `host`, or 0. From here on nobody finds a Lighthouse."""
+    if not file.exists():
+        return 0
+    last = urlsplit(file.read_text().strip())
+    write_atomic(file, "", 0o600)
+    return last.port or 0 if last.hostname == host.strip("[]") else 0
+
+
+def _serve(torchft: ModuleType, options: argparse.Namespace, port: int) -> Any:
+    return torchft.LighthouseServer(
+        bind=f"{options.host}:{port}",
+        min_replicas=options.min_replicas,
+        join_timeout_ms=options.join_timeout_ms,
+        quorum_tick_ms=options.quorum_tick_ms,
+        heartbeat_timeout_ms=options.heartbeat_timeout_ms,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bind", required=True)
-    parser.add_argument("--advertise", required=True, help="the host name or address that agents connect to")
+    parser.add_argument("--host", required=True, help="the address to listen on, which agents connect to")
     parser.add_argument("--address-file", type=Path, required=True)
+    parser.add_argument("--events", type=Path, required=True, help="the run's log, which holds the ids that were seen")
     for name in ("min-replicas", "join-timeout-ms", "quorum-tick-ms", "heartbeat-timeout-ms"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
@@ -47,15 +73,20 @@ def main() -> None:
         parser.error("torchft is not installed; install slurm-ft[train]")
     # Blocked before the server starts its threads, so that the signal waits for sigwait and ends no thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    server = _load(path).LighthouseServer(
-        bind=options.bind,
-        min_replicas=options.min_replicas,
-        join_timeout_ms=options.join_timeout_ms,
-        quorum_tick_ms=options.quorum_tick_ms,
-        heartbeat_timeout_ms=options.heartbeat_timeout_ms,
-    )
-    port = server.address().rpartition(":")[2]
-    write_atomic(options.address_file, f"http://{options.advertise}:{port}\n", 0o600)
+    torchft = _load(path)
+    last_port = _take_address(options.address_file, options.host)
+    try:
+        server = _serve(torchft, options, last_port)
+    except RuntimeError:
+        if not last_port:
+            raise
+        server = _serve(torchft, options, 0)  # somebody else has the port now
+    address = f"http://{options.host}:{server.address().rpartition(':')[2]}"
+    seen = quorum_ids.highest_seen(options.events)
+    if seen:
+        reached = quorum_ids.push(torchft, address, seen + quorum_ids.MARGIN, options.min_replicas)
+        print(f"slurm-ft: the Lighthouse counts its quorums on from {reached}; {seen} had been seen", flush=True)
+    write_atomic(options.address_file, f"{address}\n", 0o600)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.shutdown()
 

@@ -1,46 +1,31 @@
-"""Do the hosts that replicas wait for come back? Slurm is asked, one call a minute, and only while one waits.
+"""Hosts that were lost are looked at again: one that works is a spare from then on.
 
-A host can be used again when Slurm reaches it and still counts it to the job. Slurm takes a dead host out of a
-job (`--no-kill`) after SlurmdTimeout, and never puts one in again: one that comes back after that is not ours any
-more. So this helps with a host that was away for less than that (its slurmd restarted, its network cut): it is in
-the job still, and its replica is started there again instead of being given up.
+The first look comes FIRST seconds after the loss; each one that fails doubles the time to the next, up to MOST. So
+a host that stays away costs one srun in MOST seconds. What is known of a host is in the log (host_replaced,
+host_returned), so a restarted controller knows it too.
+
+Slurm takes a node that it has found to be dead out of the job for good, and refuses steps there: such a host never
+comes back to this job, whatever becomes of it. One that was only cut off for a while does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from slurm_ft.aside import Aside
-from slurm_ft.controller.state import RunState, State
-from slurm_ft.errors import SlurmFTError
-from slurm_ft.slurm.client import SlurmClient
-
-INTERVAL = 60.0
+FIRST = 10.0
+MOST = 300.0
+SECONDS = 30.0
+"""For one look."""
 
 
-class Returns:
-    """Asks for the job `job_id`; times are monotonic seconds."""
+def due(lost: Mapping[str, float], looked: Mapping[str, tuple[int, float]], now: float) -> list[str]:
+    """The hosts to look at now. `lost` holds when each was lost, `looked` how often it was looked at in vain and
+    when last; all times in seconds on one clock. Pure."""
+    return [host for host, since in lost.items() if now >= _next(since, looked.get(host))]
 
-    def __init__(self, job_id: str, client: SlurmClient | None = None) -> None:
-        self._job_id, self._client = job_id, client or SlurmClient()
-        self._aside = Aside("returns")
-        self._asked_at = float("-inf")
 
-    async def back(self, state: RunState, now: float) -> list[tuple[int, str]]:
-        """The replicas whose hosts are all back, with one of those hosts; asks at most once in INTERVAL."""
-        parked = [replica for replica in state.replicas if replica.state is State.PARKED]
-        if not parked or now - self._asked_at < INTERVAL:
-            return []
-        self._asked_at = now
-        missing = sorted({host for replica in parked for host in replica.suspects})
-        found = await self._aside.do(lambda: self._usable(missing))
-        return [(r.id, r.suspects[0]) for r in parked if r.suspects and found.issuperset(r.suspects)]
-
-    def _usable(self, hosts: Iterable[str]) -> frozenset[str]:
-        try:
-            ours, usable = self._client.hosts_of_job(self._job_id), self._client.usable(hosts)
-        except SlurmFTError:
-            return frozenset()
-        if not isinstance(ours, tuple) or not isinstance(usable, frozenset):
-            return frozenset()  # no answer is no answer
-        return usable.intersection(ours)
+def _next(since: float, looked: tuple[int, float] | None) -> float:
+    if looked is None or looked[1] < since:  # it was lost again after it had come back
+        return since + FIRST
+    times, last = looked
+    return last + min(FIRST * 2.0 ** min(times, 30), MOST)

@@ -130,11 +130,20 @@ class Replica:
 
 
 @dataclass(frozen=True)
+class LostHost:
+    """A host in whose place a spare stands: when it was lost, and why. It is not used until it works again."""
+
+    t: float
+    why: str
+
+
+@dataclass(frozen=True)
 class RunState:
     """The state of a run, as its events tell it. `collective` means that a torchft quorum was seen.
 
     `save` is the one that is going on. `left` are the replicas whose ranks ended well after they were asked to
     save because the run stops: they were told to leave, and have not finished. `marks` are the last failures.
+    `lost` are the hosts that were replaced or are waited for; one that has returned is a spare.
     """
 
     replicas: tuple[Replica, ...] = ()
@@ -153,6 +162,8 @@ class RunState:
     def running(self) -> dict[int, int]:
         """The attempts of the replicas whose ranks run."""
         return {r.id: r.attempt for r in self.replicas if r.state in RANKS_RUN}
+
+    lost: Mapping[str, LostHost] = field(default_factory=dict)
 
     def with_replica(self, replica: Replica) -> RunState:
         return replace(self, replicas=tuple(replica if replica.id == r.id else r for r in self.replicas))
@@ -278,11 +289,6 @@ def _parked(r: Replica, e: Event) -> Replica:
     return r.to(State.PARKED, e.t, why=str(e.data.get("why", "")))
 
 
-def _host_back(r: Replica, e: Event) -> Replica:
-    """Its host can be used again, like a new one: what failed before does not count any more."""
-    return r.to(State.PENDING, e.t, suspects=(), streak=0, restarts=(*r.restarts, (e.t, SPARE)), why="")
-
-
 def _host_replaced(r: Replica, e: Event) -> Replica:
     """A spare stands at the bad host's place. What failed on the bad host does not count against it."""
     hosts = tuple(str(e.data["spare"]) if host == e.data["bad"] else host for host in r.hosts)
@@ -321,7 +327,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
         Kind.PARKED: _parked,
         **_END,
     },
-    State.PARKED: {Kind.HOST_BACK: _host_back, Kind.HOST_REPLACED: _unparked, **_END},
+    State.PARKED: {Kind.HOST_REPLACED: _unparked, **_END},
     State.LAUNCHING: {
         Kind.AGENT_JOINED: _agent_joined,
         Kind.AGENT_LOST: _agent_lost,
@@ -398,6 +404,8 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(state, save=saving.observe(state.save, event)) if state.save else state
     if kind is Kind.SAVE_ENDED:
         return replace(state, save=None)
+    if kind is Kind.HOST_RETURNED:
+        return _host_returned(state, str(data.get("host", "")))
     if event.replica is None or not 0 <= event.replica < len(state.replicas):
         return state
     replica = state.replicas[event.replica]
@@ -415,6 +423,17 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
     if kind is Kind.RANK_DONE and state.stop and state.save and state.save.asked(replica.id, replica.attempt):
         return replace(after, left=state.left | {replica.id})
+        why = replica.failure.what if replica.failure else ""
+        return replace(
+            after,
+            spares=tuple(host for host in state.spares if host != data["spare"]),
+            lost=state.lost
+            if data["bad"] == data["spare"]
+            else {**state.lost, str(data["bad"]): LostHost(event.t, why)},
+        )
+    if kind is Kind.PARKED:
+        waited_for = {host: LostHost(event.t, str(data.get("why", ""))) for host in replica.suspects}
+        return replace(after, lost={**state.lost, **waited_for})
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after
 
@@ -426,6 +445,13 @@ def _mark(before: Replica, event: Event) -> sameness.Mark:
     sign = sameness.sign(data, ran_long) if event.kind is Kind.RANK_FAILED else ""
     step = data.get("train_step")
     return sameness.Mark(event.t, before.id, str(data.get("host", "")), sign, step if isinstance(step, int) else None)
+
+
+def _host_returned(state: RunState, host: str) -> RunState:
+    if host not in state.lost:
+        return state
+    lost = {name: about for name, about in state.lost.items() if name != host}
+    return replace(state, lost=lost, spares=(*state.spares, host))
 
 
 def _run_started(event: Event) -> RunState:

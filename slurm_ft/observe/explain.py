@@ -6,10 +6,12 @@ for the state that the events lead to. Nothing is guessed here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, RANKS_RUN, Failure, Replica, State
+from slurm_ft import timeouts
+from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, RANKS_RUN, Failure, LostHost, Replica, State
 from slurm_ft.controller.supervise import used
 from slurm_ft.observe import text
 from slurm_ft.observe.ledger import Ledger
@@ -147,6 +149,29 @@ def policy_lines(policy: Policy) -> list[str]:
     return ["policy:", least, *budgets, *times]
 
 
+def timeout_rungs(policy: Policy, ledger: Ledger) -> tuple[list[timeouts.Rung], list[str]]:
+    """The time-outs in the order in which they must come, and a sentence for each that breaks it.
+
+    Where the replicas' programs have told their own values (they all run the same), those stand.
+    """
+    own = next((facts.timeouts for facts in ledger.facts.values() if facts.timeouts), None)
+    rungs = timeouts.ladder(policy, own, in_a_job=ledger.about.get("cluster") != "local")
+    return rungs, timeouts.troubles(rungs)
+
+
+def timeout_lines(policy: Policy, ledger: Ledger) -> list[str]:
+    rungs, troubles = timeout_rungs(policy, ledger)
+    shown = [f"  {rung.name:<15} {rung.seconds:g} s: {rung.words} ({rung.setting})" for rung in rungs]
+    return ["time-outs, each shorter than the next:", *shown, *(f"warning: {trouble}" for trouble in troubles)]
+
+
+def lost_host_lines(lost: Mapping[str, LostHost]) -> list[str]:
+    return [
+        text.clean(f"{host} is not used since {text.iso(about.t)}: {about.why}; it is looked at again and again")
+        for host, about in sorted(lost.items())
+    ]
+
+
 def to_json(explained: list[Explained], policy: Policy) -> dict[str, Any]:
     """The part of `slurm-ft explain --json` that is beside `run`."""
     return {
@@ -166,6 +191,16 @@ def to_json(explained: list[Explained], policy: Policy) -> dict[str, Any]:
             "step": {"restarts": policy.step.restarts, "seconds": policy.step.seconds},
             **{name: getattr(policy, name) for name in TIMES},
         },
+    }
+
+
+def ladder_json(policy: Policy, ledger: Ledger) -> dict[str, Any]:
+    """Time-outs and lost hosts, for `slurm-ft explain --json`."""
+    rungs, troubles = timeout_rungs(policy, ledger)
+    return {
+        "timeouts": [{"name": r.name, "seconds": r.seconds, "setting": r.setting} for r in rungs],
+        "warnings": troubles,
+        "lost_hosts": {host: {"since": text.iso(x.t), "why": x.why} for host, x in ledger.state.lost.items()},
     }
 
 

@@ -113,6 +113,7 @@ class Facts:
     phase: str = ""
     quorum_id: int | None = None
     committed: set[int] = field(default_factory=set)
+    timeouts: dict[str, float] = field(default_factory=dict)
 
 
 class Ledger:
@@ -169,6 +170,11 @@ class Ledger:
             facts.phase = str(data.get("phase", ""))
         elif kind is Kind.QUORUM:
             facts.quorum_id = whole(data, "quorum_id")
+        elif kind is Kind.MEMBER:
+            told = data.get("timeouts")
+            facts.timeouts = (
+                {n: v for n in told if (v := number(told, n)) is not None} if isinstance(told, dict) else {}
+            )
         elif kind is Kind.PROGRESSED and attempt:
             attempt.saw_progress(happened(event))
         elif kind is Kind.PROGRESS:

@@ -199,7 +199,6 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.STEP_EXITED: _step_exited,
     Kind.HOST_REPLACED: lambda data: f"the spare {data.get('spare', '?')} takes the place of {data.get('bad', '?')}",
     Kind.PARKED: lambda data: f"it waits for {hostlist(data.get('hosts', []))}: {data.get('why', '')}",
-    Kind.HOST_BACK: lambda data: f"{data.get('host', '?')} is back: its step is started there again",
     Kind.DELAYED: lambda data: f"its repair waits until {time_of_day(data.get('until'))}: {data.get('why', '')}",
     Kind.STOP_REQUESTED: _stop,
     Kind.SAVE_REQUESTED: lambda data: f"the ranks are asked to save: {data.get('why', 'no reason given')}",

@@ -17,7 +17,7 @@ import dataclasses
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from signal import Signals
 
 from slurm_ft.errors import HostlistError, LaunchError, UsageError
@@ -47,8 +47,6 @@ _FORMAT = ",".join(f"{field}:|" for field in _FIELDS)
 _JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 _KEPT = {"SLURM_CONF", "SLURM_JWT"}
 _STRAY = re.compile(r"(?:SLURM|SQUEUE|SCANCEL|SCONTROL|SACCT|SINFO|SBATCH|SRUN|SALLOC)_")
-_USABLE = frozenset({"idle", "allocated", "mixed", "completing"})
-"""Node states as `sinfo --format=%T` writes them; a star behind one means that the node does not answer."""
 _NOT_INSTALLED = "is Slurm's client software on PATH? `module load slurm` on some sites"
 
 
@@ -162,17 +160,6 @@ class SlurmClient:
         """Ask for a job's hosts, in Slurm's order; none while it waits. Raises as `job` and `JobView.hosts` do."""
         view = self.job(job_id)
         return view.hosts if isinstance(view, JobView) else view
-
-    def usable(self, hosts: Iterable[str]) -> frozenset[str] | Unreachable:
-        """Which of these hosts Slurm reaches and would let run steps, asked in one call."""
-        names = hostlist.compress(list(hosts))
-        answer = self._ask("sinfo", "--noheader", "--Node", f"--nodes={names}", "--format=%N %T")
-        if isinstance(answer, Unreachable):
-            return answer
-        if answer.code:
-            return Unreachable(answer.said)
-        rows = (line.split() for line in answer.out.splitlines())
-        return frozenset(row[0] for row in rows if len(row) == 2 and row[1] in _USABLE)
 
     def cancel(self, job_id: int | str) -> Done | Unknown | Unreachable:
         """Cancel a job. One that is already ending is done. Raises UsageError if Slurm does not allow it."""

@@ -12,7 +12,8 @@ Here are the commands; the work is in the modules beside this one:
 
     devcluster_config      shape, folder, ports, slurm.conf: no process is started
     devcluster_processes   which processes belong to the cluster, and how they are ended
-    devcluster_core        `DevCluster`: up, down, kill_host, revive_host; also for `with` in Python
+    devcluster_network     hosts with a network of their own, that can be cut, healed and slowed (`up --netns`)
+    devcluster_core        `DevCluster`: up, down, kill_host, revive_host, cut, heal; also for `with` in Python
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default = getattr(config.Shape, name)
         flag = f"--{name.replace('_', '-')}"
         command = click.option(flag, type=int, default=default, show_default=True, help=text)(command)
-    return command
+    return click.option("--netns", is_flag=True, help="Give each host a network of its own (root, iproute2).")(command)
 
 
 @click.group(
@@ -82,7 +83,7 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
 @shape_options
 @folder_option
 @click.option("--die-with", type=int, metavar="PID", help="Take the cluster down when this process ends.")
-def up(folder: Path | None, die_with: int | None, **shape: int) -> None:
+def up(folder: Path | None, die_with: int | None, **shape: Any) -> None:
     """Start a cluster. Returns when all hosts are idle."""
     cluster = DevCluster(folder=folder, die_with=die_with or 0, **shape)
     cluster.up()
@@ -111,7 +112,8 @@ def status(folder: Path | None) -> None:
         found = cluster.processes(host)
         daemon = next((str(process.pid) for process in found if process.role == "slurmd"), "none")
         jobs = sum(process.role == "job" for process in found)
-        click.echo(f"{host} {states.get(host, 'unknown')} slurmd={daemon} job-processes={jobs}")
+        network = " network=cut" if cluster.is_cut(host) else ""
+        click.echo(f"{host} {states.get(host, 'unknown')} slurmd={daemon} job-processes={jobs}{network}")
 
 
 @main.command(epilog=examples("env", "env --folder /tmp/mine"))
@@ -139,6 +141,32 @@ def revive_host(host: str, folder: Path | None) -> None:
     running(folder).revive_host(host)
 
 
+@main.command(epilog=examples("cut node3", "cut node1 --folder /tmp/mine"))
+@click.argument("host")
+@folder_option
+def cut(host: str, folder: Path | None) -> None:
+    """A host loses its network and lives on (needs `up --netns`)."""
+    running(folder).cut(host)
+
+
+@main.command(epilog=examples("heal node3", "heal node1 --folder /tmp/mine"))
+@click.argument("host")
+@folder_option
+def heal(host: str, folder: Path | None) -> None:
+    """A host that was cut off or slow has its network again."""
+    running(folder).heal(host)
+
+
+@main.command(epilog=examples("slow node3 --delay 50ms", "slow node3 --rate 10mbit"))
+@click.argument("host")
+@click.option("--delay", default="", help="Of each packet, in each direction: 50ms. The kernel must have netem.")
+@click.option("--rate", default="", help="At most so much a second, in each direction: 10mbit.")
+@folder_option
+def slow(host: str, delay: str, rate: str, folder: Path | None) -> None:
+    """A host's network becomes slow (needs `up --netns`)."""
+    running(folder).slow(host, delay, rate)
+
+
 @main.command(
     context_settings={"ignore_unknown_options": True},
     epilog=examples("run -- srun -N4 hostname", "run --hosts 2 -- bash my_test.sh"),
@@ -146,11 +174,11 @@ def revive_host(host: str, folder: Path | None) -> None:
 @shape_options
 @folder_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(folder: Path | None, command: tuple[str, ...], **shape: int) -> None:
+def run(folder: Path | None, command: tuple[str, ...], **shape: Any) -> None:
     """Run a command on the cluster; if none is up, on one that lives as long as the command."""
     cluster = DevCluster(folder=folder, **shape)
     if any(process.role == "slurmctld" for process in cluster.processes()):
-        sys.exit(_run(command, cluster))
+        sys.exit(_run(command, DevCluster.attach(cluster.folder)))
     with cluster:
         code = _run(command, cluster)
     sys.exit(code)
@@ -175,7 +203,7 @@ def running(folder: Path | None) -> DevCluster:
 
 def _run(command: tuple[str, ...], cluster: DevCluster) -> int:
     try:
-        code = subprocess.run(command, env=cluster.environ, check=False).returncode
+        code = subprocess.run(cluster.command(list(command)), env=cluster.environ, check=False).returncode
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     return code if code >= 0 else 128 - code

@@ -21,18 +21,20 @@ from pathlib import Path
 
 from slurm_ft import env
 from slurm_ft.errors import LaunchError, UsageError
+from slurm_ft.testing import devcluster_network
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "setsid")
 PACKAGES = "apt-get install slurmctld slurmd slurm-client munge util-linux"
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # daemons live here; a plain user's PATH lacks them
 MARKER = "devcluster.json"
+LOOPBACK = "127.0.0.1"
 SOCKET_LIMIT = 107  # bytes of sun_path, without the closing zero
 PORTS = range(20000, 32000)  # below the range from which Linux takes ports for outgoing connections
 
 # Chosen so that a death is noticed within seconds and nothing waits without need.
 SLURM_CONF = """\
 ClusterName=devcluster
-SlurmctldHost={machine}(127.0.0.1)
+SlurmctldHost={machine}({address})
 SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
@@ -80,7 +82,10 @@ PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True)
 class Shape:
-    """What the cluster looks like. `node_timeout`: seconds until a dead host is noticed (SlurmdTimeout)."""
+    """What the cluster looks like. `node_timeout`: seconds until a dead host is noticed (SlurmdTimeout).
+
+    `netns`: each host has a network of its own (devcluster_network), with addresses from `subnet`.
+    """
 
     hosts: int = 4
     gpus: int = 0
@@ -88,6 +93,8 @@ class Shape:
     memory: int = 4000
     node_timeout: int = 10
     kill_wait: int = 5
+    netns: bool = False
+    subnet: int = 0
 
     def __post_init__(self) -> None:
         least = {"hosts": 1, "gpus": 0, "cpus": 1, "memory": 1, "node_timeout": 3, "kill_wait": 1}
@@ -155,7 +162,7 @@ def choose_ports(count: int) -> list[int]:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((LOOPBACK, port))
             except OSError:
                 continue
         ports.append(port)
@@ -217,24 +224,27 @@ def gres_conf(folder: Path, shape: Shape) -> str:
 
 
 def slurm_conf(folder: Path, shape: Shape, ports: list[int]) -> str:
-    machine = socket.gethostname().split(".")[0]
+    machine = devcluster_network.machine()
     return SLURM_CONF.format(
         folder=folder,
         machine=machine,
+        address=f"{devcluster_network.BLOCK}.{shape.subnet}.1" if shape.netns else LOOPBACK,
         user=_user_name(),
         port=ports[0],
         gres_types="GresTypes=gpu" if shape.gpus else "# no GPUs",
         node_timeout=shape.node_timeout,
         message_timeout=max(2, min(10, shape.node_timeout // 3)),
         kill_wait=shape.kill_wait,
-        nodes=_node_lines(shape, machine, ports[1:]),
+        nodes=_node_lines(folder, shape, machine, ports[1:]),
     )
 
 
-def _node_lines(shape: Shape, machine: str, ports: list[int]) -> str:
+def _node_lines(folder: Path, shape: Shape, machine: str, ports: list[int]) -> str:
+    network = devcluster_network.Network(folder, shape.names)
     size = f"CPUs={shape.cpus} RealMemory={shape.memory}" + (f" Gres=gpu:{shape.gpus}" if shape.gpus else "")
     return "\n".join(
-        f"NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} {size} State=UNKNOWN"
+        f"NodeName={name} NodeHostname={name if shape.netns else machine} "
+        f"NodeAddr={network.address(shape.subnet, name) if shape.netns else LOOPBACK} Port={port} {size} State=UNKNOWN"
         for name, port in zip(shape.names, ports, strict=True)
     )
 

@@ -11,6 +11,7 @@ whatever way, the watcher takes the cluster down.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import select
@@ -30,6 +31,7 @@ from slurm_ft.testing import devcluster_config as config
 from slurm_ft.testing import devcluster_processes as processes
 from slurm_ft.testing.devcluster_config import Shape
 from slurm_ft.testing.devcluster_init import ENDED
+from slurm_ft.testing.devcluster_network import Network, sweep
 from slurm_ft.testing.devcluster_processes import HOST, MARK, WATCHER, Process
 
 START_SECONDS = 60.0
@@ -61,8 +63,9 @@ class DevCluster:
         node_timeout: int = 10,
         kill_wait: int = 5,
         die_with: int | None = None,
+        netns: bool = False,
     ) -> None:
-        self.shape = Shape(hosts, gpus, cpus, memory, node_timeout, kill_wait)
+        self.shape = Shape(hosts, gpus, cpus, memory, node_timeout, kill_wait, netns)
         self.folder = resolve(folder)
         self.owner = os.getpid() if die_with is None else die_with
 
@@ -90,6 +93,11 @@ class DevCluster:
         return self.shape.names
 
     @property
+    def network(self) -> Network:
+        """The network of the hosts, where they have one of their own."""
+        return Network(self.folder, self.hosts)
+
+    @property
     def _conf(self) -> Path:
         return self.folder / "slurm.conf"
 
@@ -97,6 +105,10 @@ class DevCluster:
     def settings(self) -> dict[str, str]:
         """The variables that lead Slurm's commands, and ours, to this cluster."""
         return {"SLURM_CONF": str(self._conf), env.DEVCLUSTER: str(self.folder)}
+
+    def command(self, command: list[str]) -> list[str]:
+        """A command line that runs a command of Slurm's on this cluster, in `environ`."""
+        return self.network.beside(command) if self.shape.netns else command
 
     @property
     def environ(self) -> dict[str, str]:
@@ -140,8 +152,13 @@ class DevCluster:
     def _start(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         ports = config.choose_ports(1 + self.shape.hosts)
+        if self.shape.netns:
+            sweep(_in_use)
+            self.shape = dataclasses.replace(self.shape, subnet=self.network.choose_subnet())
         config.write_files(self.folder, self.shape, ports)
         self._start_watcher()
+        if self.shape.netns:
+            self.network.make(self.shape.subnet)
         self._spawn("munged", self._munged())
         self._await(lambda: (self.folder / "munge.sock").is_socket(), deadline, "munged")
         self._spawn("slurmctld", [config.program("slurmctld"), "-D", "-f", str(self._conf)])
@@ -158,10 +175,12 @@ class DevCluster:
 
     def _spawn(self, name: str, command: list[str]) -> None:
         """Start a daemon below an init of its own, as nobody's child. `name` is a host, or the daemon's own."""
+        command = [sys.executable, "-I", "-S", str(INIT), *command]
+        if self.shape.netns:
+            command = self.network.inside(name, command) if name in self.hosts else self.network.beside(command)
         environment = outside_slurm() | {MARK: str(self.folder), HOST: name, "SLURM_CONF": str(self._conf)}
-        init = [sys.executable, "-I", "-S", str(INIT)]
         with open(self.folder / "log" / f"{name}.out", "wb") as out:
-            _detach([*init, *command], environment, out, cwd=self.folder)
+            _detach(command, environment, out, cwd=self.folder)
 
     def _spawn_slurmd(self, host: str) -> None:
         self._spawn(host, [config.program("slurmd"), "-D", "-f", str(self._conf), "-N", host])
@@ -192,6 +211,8 @@ class DevCluster:
                 f"these processes of the devcluster cannot be killed: {', '.join(map(str, left))}",
                 hint="they hang in the kernel, or belong to another user",
             )
+        if config.is_devcluster(self.folder) and config.read_marker(self.folder)[0].netns:
+            self.network.remove()
 
     def _cancel_jobs(self, grace: float) -> None:
         deadline = time.monotonic() + grace
@@ -225,6 +246,29 @@ class DevCluster:
         self._spawn_slurmd(host)
         self._await(lambda: self._slurmd_start(host) not in ("", before), deadline, host)
         self._await(lambda: self._usable(host), deadline, host)
+
+    # -- the network of a host
+
+    def cut(self, host: str) -> None:
+        """The host loses its network, and nobody is told: it lives on, alone."""
+        self._own_network(host).cut(host)
+
+    def heal(self, host: str) -> None:
+        """The host has its network again, at full speed."""
+        self._own_network(host).heal(host)
+
+    def slow(self, host: str, delay: str = "", rate: str = "") -> None:
+        """The host's network is slow until it is healed: `delay` for each packet, `rate` as tc writes them."""
+        self._own_network(host).slow(host, delay, rate)
+
+    def is_cut(self, host: str) -> bool:
+        return self.shape.netns and self.network.is_cut(host)
+
+    def _own_network(self, host: str) -> Network:
+        self._check_host(host)
+        if not self.shape.netns:
+            raise UsageError("the hosts of this devcluster share the machine's network", hint="start it with --netns")
+        return self.network
 
     def states(self) -> dict[str, str]:
         """State of each host as Slurm sees it ("idle", "allocated", "down*", ...); empty when Slurm is silent."""
@@ -310,6 +354,20 @@ def resolve(folder: str | os.PathLike[str] | None) -> Path:
     chosen = Path(folder) if folder is not None else config.default_folder()
     # A link in the last place is refused later, so only the parents are followed.
     return chosen.parent.resolve() / chosen.name
+
+
+def _in_use(folder: Path) -> bool:
+    """Is there a devcluster in the folder, or a command that works on one?"""
+    if not config.is_devcluster(folder):
+        return False
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return bool(processes.find(folder))
 
 
 def outside_slurm() -> dict[str, str]:

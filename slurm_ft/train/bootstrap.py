@@ -9,7 +9,9 @@ The agent puts this file in front of the program of a rank whose command is a Py
      rank that hangs before it is ended;
   4. serves the replica's TCPStore at MASTER_ADDR:MASTER_PORT from rank 0, as torchrun's agent does:
      torchft's Manager expects it there, and the process groups of the replica use it too;
-  5. runs the program in the real `__main__`, with its own sys.argv and sys.path.
+  5. has torchft's Manager leave a replica that the controller knows to be gone, and gives it time-outs that
+     are in order where the program sets none (survivors.py);
+  6. runs the program in the real `__main__`, with its own sys.argv and sys.path.
 
 It uses the standard library alone and is run by its path: the program's Python needs no slurm-ft.
 """
@@ -30,6 +32,7 @@ import runpy
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -80,15 +83,15 @@ def _observe_torchft(channel: Any) -> None:
         logger.propagate = False
 
 
-class _StoreServer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Starts the store when the program imports torch.distributed, so that a program without torch pays
-    nothing. It lives in this process and is gone with it; each attempt has a port of its own."""
+class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls `then(module)` right after the program has imported a module, so that a program without it pays
+    nothing."""
 
-    MODULE = "torch.distributed"
-    store: Any = None
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.MODULE:
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -101,25 +104,39 @@ class _StoreServer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        self.serve(module)
+        self._then(module)
 
-    def serve(self, module: ModuleType) -> None:
-        if module.is_available():
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            # Kept by the class: the store serves as long as this process lives.
-            _StoreServer.store = module.TCPStore(address, port, is_master=True, wait_for_workers=False)
+
+def _after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    imported = sys.modules.get(name)
+    if imported is not None:  # by the zygote
+        then(imported)
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
+
+
+_stores: list[Any] = []
+"""Kept here, the store serves as long as this process lives; each attempt has a port of its own."""
 
 
 def _serve_store() -> None:
     """Have the replica's store served, and its ranks use it, by the switch that torchrun sets for that."""
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    if os.environ["RANK"] != "0":
-        return
-    imported = sys.modules.get(_StoreServer.MODULE)
-    if imported is not None:  # by the zygote
-        _StoreServer().serve(imported)
-    else:
-        sys.meta_path.insert(0, _StoreServer())
+    if os.environ["RANK"] == "0":
+        _after_import("torch.distributed", _serve)
+
+
+def _serve(module: ModuleType) -> None:
+    if module.is_available():
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        _stores.append(module.TCPStore(address, port, is_master=True, wait_for_workers=False))
+
+
+def _watch_torchft(channel: Any) -> None:
+    """Have this rank leave a replica that is gone when its agent says so (see survivors.py)."""
+    survivors = _own_module("survivors")
+    _own_module("progress").COMMANDS["abort"] = lambda order: survivors.leave(str(order.get("member")))
+    _after_import("torchft.manager", lambda module: survivors.install(module, survivors.defaults(), channel.send))
 
 
 def _own_frames_cut(trace: TracebackType | None) -> TracebackType | None:
@@ -193,23 +210,24 @@ def _run(arguments: list[str]) -> None:
     exec(code, main)
 
 
-def _progress() -> ModuleType:
-    """The module by which ranks report, under its full name: a program that imports it gets the same one, and
-    the rank has one channel. From beside this file where the program's Python has no slurm-ft."""
-    name = "slurm_ft.train.progress"
+def _own_module(name: str) -> ModuleType:
+    """A module beside this file under its full name: a program that imports it gets the same one, so the rank
+    has one channel. By its path where the program's Python has no slurm-ft."""
+    full = f"slurm_ft.train.{name}"
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(full)
     except ImportError:
-        return _load(name, "progress.py")
+        return _load(full, f"{name}.py")
 
 
 def main() -> None:
     faulthandler.enable()
-    progress = _progress()
+    progress = _own_module("progress")
     channel = progress.channel()
     if channel is not None:
         faulthandler.register(progress.STACKS_SIGNAL, all_threads=True)
         _observe_torchft(channel)
+        _watch_torchft(channel)
         _serve_store()
     sys.excepthook = _excepthook
     _run(sys.argv[1:])

@@ -78,8 +78,9 @@ class Channel:
         with contextlib.suppress(OSError, ValueError):
             while packet := connection.recv(PACKET_BYTES):
                 command = json.loads(packet)
-                if command.get("type") in COMMANDS:
-                    COMMANDS[command["type"]](command)
+                function = COMMANDS.get(str(command.get("type")))
+                if function is not None:  # in a thread of its own: the next order does not wait for it
+                    threading.Thread(target=function, args=(command,), name="slurm-ft order", daemon=True).start()
                 else:
                     _beside("injected").suffer(command)
 

@@ -217,7 +217,7 @@ def run(options: dict[str, Any], rest: tuple[str, ...]) -> None:
 @click.option("--tokenizer-path", type=click.Path(exists=True, file_okay=False), help="Folder of tokenizer.json.")
 @click.option(
     "--quorum-timeout", type=click.FloatRange(0, min_open=True),
-    help="Seconds to wait for a quorum; longer than an interval. [default: 120]",
+    help="Seconds to wait for a quorum; longer than an interval. [default: the run's, 600]",
 )  # fmt: skip
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[-- TORCHTITAN OPTIONS]")
 def command(rest: tuple[str, ...], **options: Any) -> None:

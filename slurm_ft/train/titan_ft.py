@@ -61,7 +61,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from slurm_ft import env
 from slurm_ft.errors import UsageError
-from slurm_ft.train import ft, save, titan_save
+from slurm_ft.train import ft, save, survivors, titan_save
 from slurm_ft.train.progress import report, report_phase
 
 logger = logging.getLogger(__name__)
@@ -225,8 +225,8 @@ class FTManager(TorchFTManager):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(FaultTolerance):  # type: ignore[misc]
-        quorum_timeout_s: float = 120.0
-        """Must be longer than one interval: a replica that joins waits that long for its peers."""
+        quorum_timeout_s: float = field(default_factory=lambda: survivors.defaults().get("quorum_timeout", 120.0))
+        """The run's, or 120. Must be longer than one interval: a replica that joins waits that long for its peers."""
         timeout_s: float = 60.0
         """For a peer's checkpoint and for the vote on a commit. Longer than process_group_timeout_ms."""
         heartbeat_interval_ms: int = 100
@@ -251,9 +251,11 @@ class FTManager(TorchFTManager):  # type: ignore[misc]
             known = " or ".join(self._GROUPS)
             raise UsageError(f"fault_tolerance.process_group {config.process_group!r} is not known", f"use {known}")
         limit = timedelta(seconds=config.timeout_s)
+        group_limit = timedelta(milliseconds=config.process_group_timeout_ms)
+        connect = min(survivors.defaults().get("connect_timeout", 10.0), 0.8 * group_limit.total_seconds())
         address = ft.own_address(os.environ)
         self._manager = ft.Manager(
-            pg=self._GROUPS[config.process_group](timeout=timedelta(milliseconds=config.process_group_timeout_ms)),
+            pg=self._GROUPS[config.process_group](timeout=group_limit),
             min_replica_size=config.min_replica_size,
             load_state_dict=None,
             state_dict=None,
@@ -261,7 +263,7 @@ class FTManager(TorchFTManager):  # type: ignore[misc]
             init_sync=config.init_sync,
             timeout=limit,
             quorum_timeout=timedelta(seconds=config.quorum_timeout_s),
-            connect_timeout=timedelta(seconds=min(config.timeout_s, 30.0)),
+            connect_timeout=timedelta(seconds=connect),
             heartbeat_interval=timedelta(milliseconds=config.heartbeat_interval_ms),
             hostname=address,
             checkpoint_transport=ft.CheckpointServer(address, limit),

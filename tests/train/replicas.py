@@ -43,6 +43,7 @@ class Agent:
         self.events: list[Event] = []
         self._changed = threading.Condition()
         self._servers: list[socket.socket] = []
+        self._connections: dict[int, socket.socket] = {}
 
     def listen(self, **who: int) -> str:
         """A new address for one rank; returns what SLURM_FT_SOCKET should hold."""
@@ -57,11 +58,16 @@ class Agent:
     def _serve(self, server: socket.socket, who: dict[str, int]) -> None:
         with contextlib.suppress(OSError):
             connection, _ = server.accept()
+            self._connections[who["replica"]] = connection
             with connection:
                 while packet := connection.recv(65536):
                     with self._changed:
                         self.events.append({**json.loads(packet), **who})
                         self._changed.notify_all()
+
+    def tell(self, replica: int, **order: object) -> None:
+        """Send an order to the newest rank of a replica."""
+        self._connections[replica].send(json.dumps(order).encode())
 
     def wait(self, wanted: Callable[[Event], bool], seconds: float = DEADLINE, count: int = 1) -> list[Event]:
         """Wait until `count` events are as wanted; returns them all. Fails the test at the deadline."""
@@ -157,6 +163,7 @@ def _child(environment: dict[str, str], log: str, work: Callable[..., None], arg
     channel = progress.channel()
     assert channel is not None
     bootstrap._observe_torchft(channel)
+    bootstrap._watch_torchft(channel)
     work(*arguments)
 
 

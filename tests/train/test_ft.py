@@ -44,6 +44,31 @@ def test_a_death_frees_the_whole_ring(start_run, kind):
         assert slowest < PG_SECONDS * 0.7
 
 
+@pytest.mark.parametrize("kind", ["stock", "mended"])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+def test_who_is_told_that_a_peer_is_gone_leaves_the_collective_with_it_at_once(start_run, kind, told):
+    """The peer is gone without a word, as one on a host that is cut off: its connections stay open."""
+    run = start_run(4, min_replicas=4)
+    for replica in range(3):
+        run.start(workers.ring, kind, False, PG_SECONDS, replica=replica)
+    run.start(workers.ring, kind, True, PG_SECONDS, replica=3)
+    members = run.agent.wait(lambda event: event["type"] == "member", count=4)
+    names = {event["replica"]: event["id"] for event in members}
+    run.agent.wait(lambda event: event["type"] == "entering", count=4)
+    for replica in range(3):
+        run.agent.tell(replica, type="abort", member="replica_3:of-another-attempt")
+        if told:
+            run.agent.tell(replica, type="abort", member=names[3])
+            run.agent.tell(replica, type="abort", member=names[3])  # a restarted controller says it again
+    left = run.agent.wait(lambda event: event["type"] == "left", count=3)
+    assert all(event["failed"] for event in left)
+    seconds = [event["seconds"] for event in left]
+    if told:
+        assert max(seconds) < PG_SECONDS * 0.7
+    else:
+        assert max(seconds) > PG_SECONDS * 0.9
+
+
 @pytest.mark.parametrize("use_async_quorum", [True, False], ids=["stock", "mended"])
 def test_the_donors_state_is_not_read_during_its_forward_pass(start_run, use_async_quorum):
     run = start_run(2, min_replicas=2)

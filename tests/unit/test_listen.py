@@ -278,6 +278,74 @@ def test_the_forwarder_leads_to_the_lighthouse_of_the_day_and_its_own_address_st
     run(story())
 
 
+def test_who_asks_while_a_lighthouse_is_started_again_is_kept_waiting_for_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        file = tmp_path / "lighthouse"
+        file.write_text("")
+        forwarder = Forwarder(file)
+        asked = asyncio.ensure_future(ask(await forwarder.start(), "a"))
+        assert await forwarder.reaches(), "one that is being started again is not out of reach"
+        await asyncio.sleep(0)
+        assert not asked.done()
+        lighthouse = await Lighthouse("it").start()
+        file.write_text(lighthouse.address)
+        assert await asked == ["it a"]
+        await forwarder.close()
+        await lighthouse.close()
+
+    run(story())
+
+
+def test_a_fenced_host_carries_nothing_old_or_new_until_it_is_opened(tmp_path: Path) -> None:
+    """A host that was cut off must not bring its ranks back to the Lighthouse with the network."""
+
+    async def story() -> None:
+        lighthouse = await Lighthouse("it").start()
+        (tmp_path / "lighthouse").write_text(lighthouse.address)
+        forwarder = Forwarder(tmp_path / "lighthouse")
+        address = await forwarder.start()
+        host, port = address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"a\n")
+        assert await reader.readline() == b"it a\n"
+        forwarder.fence()
+        assert await reader.read() == b"", "what was open is closed"
+        await until(lambda: lighthouse.open == 0)
+        new, end = await asyncio.open_connection(host, int(port))
+        assert await new.read() == b"", "what is new is closed at once"
+        end.close()
+        assert lighthouse.open == 0
+        forwarder.open()
+        assert await ask(address, "c") == ["it c"]
+        writer.close()
+        await forwarder.close()
+        await lighthouse.close()
+
+    run(story())
+
+
+def test_a_lighthouse_that_is_down_is_within_reach_and_one_behind_a_cut_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        lighthouse = await Lighthouse("it").start()
+        file = tmp_path / "lighthouse"
+        file.write_text(lighthouse.address)
+        forwarder = Forwarder(file)
+        assert await forwarder.reaches()
+        await lighthouse.close()
+        assert await forwarder.reaches()
+
+        async def nowhere(*_: object) -> None:
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr("slurm_ft.agent.listen.REACH", 0.01)
+        monkeypatch.setattr("asyncio.open_connection", nowhere)
+        assert not await forwarder.reaches()
+
+    run(story())
+
+
 def test_many_ranks_at_once_and_nothing_stays_open_when_they_have_gone(tmp_path: Path) -> None:
     async def story() -> None:
         lighthouse = await Lighthouse("it").start()

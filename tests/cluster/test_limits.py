@@ -109,3 +109,26 @@ def test_a_stopped_run_takes_the_rest_of_its_chain_with_it(
     job.finish(143)
     assert job.events(Kind.SAVE_ENDED)[0].data["complete"]
     wait_until(lambda: not queue(devcluster), 30, "the second link is cancelled")
+
+
+def test_without_a_spare_a_replica_waits_for_its_dead_host_and_the_run_goes_on_smaller(
+    devcluster: DevCluster,
+    submit,
+    tmp_path: Path,
+) -> None:
+    """RW-46: Slurm takes the host out of the job, new steps on it are refused at once, and nothing hangs."""
+    job = submit("--replicas", "2", "--min-replicas", "1", "--", "python", str(PROGRAMS / "steps.py"), "2000")
+    job.until(Kind.PROGRESSED, 1)
+    job.until(Kind.PROGRESSED, 0)
+    dead = job.events(Kind.AGENT_JOINED, 1)[-1].data["host"]
+    devcluster.kill_host(dead)
+    try:
+        parked = job.until(Kind.PARKED, 1)
+        assert parked.data["hosts"] == [dead]
+        job.until(Kind.PROGRESS, 0, lambda e: e.t > parked.t)
+        assert f"it waits for {dead}, and the others go on" in job.slurm_ft("explain", str(job.run))
+        job.slurm_ft("stop", str(job.run))
+        job.finish(143)
+    finally:
+        devcluster.revive_host(dead)
+    assert len(job.events(Kind.RANKS_STARTED, 0)) == 1

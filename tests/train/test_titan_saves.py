@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from slurm_ft.events import Event, Kind, read
 
 SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
@@ -36,9 +34,8 @@ def until(true: Any, process: subprocess.Popen[bytes], seconds: float = 90.0) ->
     return found
 
 
-@pytest.mark.parametrize("mode", ["diloco", "per-step"])
-def test_a_run_that_is_warned_goes_on_from_its_save_with_the_same_weights(tmp_path: Path, mode: str) -> None:
-    folder, titan = tmp_path / "run", ("--mode", mode, "--steps", "600", "--sync-steps", "6")
+def test_a_run_that_is_warned_goes_on_from_its_save_with_the_same_weights(tmp_path: Path) -> None:
+    folder, titan = tmp_path / "run", ("--steps", "600", "--sync-steps", "6")
     first = start(folder, *titan)
     try:
         until(lambda: [e for e in events(folder, Kind.COMMIT) if e.data["committed"] and e.data["step"] > 2], first)

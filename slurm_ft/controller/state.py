@@ -126,10 +126,15 @@ class Replica:
 
 @dataclass(frozen=True)
 class LostHost:
-    """A host in whose place a spare stands: when it was lost, and why. It is not used until it works again."""
+    """A host in whose place a spare stands: when it was lost, and why. It is not used until it works again.
+
+    `away`: nothing was heard of it. Where a replica failed again and again on a host that answers, that it answers
+    is no reason to use it again; and a program that fails everywhere would never run out of spares.
+    """
 
     t: float
     why: str
+    away: bool = True
 
 
 @dataclass(frozen=True)
@@ -380,7 +385,7 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(
             after,
             spares=tuple(host for host in state.spares if host != data["spare"]),
-            lost={**state.lost, str(data["bad"]): LostHost(event.t, why)},
+            lost={**state.lost, str(data["bad"]): LostHost(event.t, why, data["bad"] in replica.suspects)},
         )
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after

@@ -431,7 +431,7 @@ class Controller:
         looked: dict[str, tuple[int, float]] = {}
         while True:
             await asyncio.sleep(REQUEST_INTERVAL)
-            lost = {host: about.t for host, about in self.supervisor.state.lost.items()}
+            lost = {host: about.t for host, about in self.supervisor.state.lost.items() if about.away}
             for host in returns.due(lost, looked, self._clock()):
                 argv = probe.probe_argv(self._spec.cluster, str(self._facts.get("job_id", "")), host)
                 if await probe.works(argv, os.environ, returns.SECONDS):

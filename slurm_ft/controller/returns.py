@@ -1,5 +1,8 @@
 """Hosts that were lost are looked at again: one that works is a spare from then on.
 
+That is said of hosts of which nothing was heard. One that answers, and on which a replica failed again and again,
+stays lost.
+
 The first look comes FIRST seconds after the loss; each one that fails doubles the time to the next, up to MOST. So
 a host that stays away costs one srun in MOST seconds. What is known of a host is in the log (host_replaced,
 host_returned), so a restarted controller knows it too.

@@ -131,10 +131,15 @@ class Replica:
 
 @dataclass(frozen=True)
 class LostHost:
-    """A host in whose place a spare stands: when it was lost, and why. It is not used until it works again."""
+    """A host in whose place a spare stands: when it was lost, and why. It is not used until it works again.
+
+    `away`: nothing was heard of it. Where a replica failed again and again on a host that answers, that it answers
+    is no reason to use it again; and a program that fails everywhere would never run out of spares.
+    """
 
     t: float
     why: str
+    away: bool = True
 
 
 @dataclass(frozen=True)
@@ -424,13 +429,10 @@ def observe(state: RunState, event: Event) -> RunState:
     if kind is Kind.RANK_DONE and state.stop and state.save and state.save.asked(replica.id, replica.attempt):
         return replace(after, left=state.left | {replica.id})
         why = replica.failure.what if replica.failure else ""
-        return replace(
-            after,
-            spares=tuple(host for host in state.spares if host != data["spare"]),
-            lost=state.lost
-            if data["bad"] == data["spare"]
-            else {**state.lost, str(data["bad"]): LostHost(event.t, why)},
-        )
+        about = LostHost(event.t, why, data["bad"] in replica.suspects)
+        lost = {} if data["bad"] == data["spare"] else {str(data["bad"]): about}
+        spares = tuple(host for host in state.spares if host != data["spare"])
+        return replace(after, spares=spares, lost={**state.lost, **lost})
     if kind is Kind.PARKED:
         waited_for = {host: LostHost(event.t, str(data.get("why", ""))) for host in replica.suspects}
         return replace(after, lost={**state.lost, **waited_for})

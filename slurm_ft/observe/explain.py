@@ -167,7 +167,10 @@ def timeout_lines(policy: Policy, ledger: Ledger) -> list[str]:
 
 def lost_host_lines(lost: Mapping[str, LostHost]) -> list[str]:
     return [
-        text.clean(f"{host} is not used since {text.iso(about.t)}: {about.why}; it is looked at again and again")
+        text.clean(
+            f"{host} is not used since {text.iso(about.t)}: {about.why}"
+            + ("; it is looked at again, and is a spare when it works" if about.away else "")
+        )
         for host, about in sorted(lost.items())
     ]
 

@@ -44,8 +44,7 @@ def test_a_death_frees_the_whole_ring(start_run, kind):
         assert slowest < PG_SECONDS * 0.7
 
 
-@pytest.mark.parametrize("kind", ["stock", "mended"])
-@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+@pytest.mark.parametrize(("kind", "told"), [("stock", True), ("mended", True), ("stock", False)])
 def test_who_is_told_that_a_peer_is_gone_leaves_the_collective_with_it_at_once(start_run, kind, told):
     """The peer is gone without a word, as one on a host that is cut off: its connections stay open."""
     run = start_run(4, min_replicas=4)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -290,3 +292,69 @@ def test_keys_that_cannot_be_read_are_one_sentence(paths: RunPaths, damage: str)
     file.unlink() if damage == "missing" else file.write_text("" if damage == "empty" else "x = 3\n")
     with pytest.raises(RunFolderError, match="keys cannot be read"):
         Client(paths, b"0.0")
+
+
+class Relay:
+    """A way to the controller that can be cut: nothing gets through, and no connection is closed."""
+
+    def __init__(self, port: int) -> None:
+        self._server, self._far = socket.create_server((HOST, 0)), (HOST, port)
+        self.port = self._server.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        self.whole = threading.Event()
+        self.whole.set()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def connections(self) -> int:
+        return len(self._ends) // 2
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._server.accept()[0]
+                self._ends.append(near)
+                self._ends.append(far := socket.create_connection(self._far))
+                for ends in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._pump, args=ends))
+                    self._threads[-1].start()
+
+    def _pump(self, here: socket.socket, there: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while block := here.recv(65536):
+                self.whole.wait()
+                there.sendall(block)
+
+    def close(self) -> None:
+        for end in [self._server, *self._ends]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(5)
+        for end in [self._server, *self._ends]:
+            end.close()
+
+
+def test_an_agent_dials_again_when_its_connection_is_not_answered(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RW-39 for the channel: a host that was cut off is heard soon after the network is back."""
+    monkeypatch.setattr(channel, "PING_MS", 100)
+
+    async def story() -> None:
+        async with serving(paths) as (server, heard):
+            relay = Relay(int(server.endpoint.rpartition(":")[2]))
+            paths.endpoint.write_text(f"tcp://{HOST}:{relay.port}")
+            async with dialling(paths) as (client, _):
+                client.send({"type": "before"})
+                await until(lambda: types(heard) == ["before"])
+                assert relay.connections == 1
+                relay.whole.clear()
+                await until(lambda: relay.connections > 1)
+                relay.whole.set()
+                client.send({"type": "after"})
+                await until(lambda: "after" in types(heard))
+            relay.close()
+
+    run(story)

@@ -45,6 +45,20 @@ def test_a_replaced_host_is_remembered_with_time_and_reason_and_is_a_spare_when_
     assert fold([*events, Event(6.0, Kind.HOST_RETURNED, None, {"host": "b"})]).spares == ()
 
 
+def test_a_host_that_answers_and_on_which_a_replica_keeps_failing_stays_lost() -> None:
+    """Or a program that fails everywhere would never run out of spares."""
+    state = fold(
+        [
+            Event(1.0, Kind.RUN_STARTED, None, {"replicas": [["a"]], "ranks_per_host": 1, "spares": ["s"]}),
+            Event(2.0, Kind.STEP_LAUNCHED, 0, {"step": 1, "pid": 9}),
+            Event(2.5, Kind.AGENT_JOINED, 0, {"step": 1, "index": 0, "port": 20000}),
+            Event(3.0, Kind.STEP_EXITED, 0, {"step": 1, "what": "it crashed"}),
+            Event(5.0, Kind.HOST_REPLACED, 0, {"bad": "a", "spare": "s"}),
+        ]
+    )
+    assert state.lost["a"].away is False
+
+
 def test_the_look_names_job_and_host_and_has_a_limit() -> None:
     argv = probe_argv("slurm", "7", "node3")
     assert argv[0] == "srun" and {"--jobid=7", "--nodelist=node3", "--time=1", "--overlap"} < set(argv)

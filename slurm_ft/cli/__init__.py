@@ -32,7 +32,7 @@ COMMANDS = {
     "explain": ("slurm_ft.cli.explain", "Say why each replica is where it is and what comes next."),
     "inject": ("slurm_ft.cli.inject", "Break one rank of a running run, to see it repaired."),
     "report": ("slurm_ft.cli.report", "Report incidents, recovery times and goodput."),
-    "check": ("slurm_ft.cli.check", "Check this host's GPUs and native libraries; silent when all is well."),
+    "check": ("slurm_ft.cli.check", "Look whether hosts are fit to train; silent when all is well."),
     "stop": ("slurm_ft.cli.stop", "End a run in order: its ranks may save first."),
     "cancel": ("slurm_ft.cli.cancel", "End a run now: scancel its job or end its local head."),
     "list": ("slurm_ft.cli.list_runs", "List the runs in the runs folder."),

@@ -1,0 +1,37 @@
+"""Small steps beside the replicas' own: one task a host, which looks at something, prints it and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_ft.launch.srun import Allocation
+from slurm_ft.slurm.hostlist import compress
+
+MINUTES = 1
+"""Slurm's own limit on such a step, in case that whoever waits for it is gone."""
+
+
+def helper_argv(allocation: Allocation, hosts: Sequence[str], name: str, argv: Sequence[str]) -> list[str]:
+    """The srun command line. It shares the CPUs and sees the GPUs of the replicas' steps. Pure."""
+    return [
+        "srun",
+        f"--jobid={allocation.job_id}",
+        f"--job-name={name}",
+        f"--nodelist={compress(hosts)}",
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts)}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--mem=0",
+        *([f"--gres=gpu:{allocation.gpus_per_host}"] if allocation.gpus_per_host else []),
+        f"--time={MINUTES}",
+        "--overlap",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--unbuffered",
+        "--input=none",
+        "--export=ALL",
+        *argv,
+    ]

@@ -30,6 +30,7 @@ SPARES = "SLURM_FT_SPARES"
 GPU_CPUS = "SLURM_FT_GPU_CPUS"
 SCRATCH_ROOT = "SLURM_FT_SCRATCH_ROOT"
 SCRATCH = "SLURM_FT_SCRATCH"
+HOST = "SLURM_FT_HOST"
 HEALTH_CHECK = "SLURM_FT_HEALTH_CHECK"
 SPARE_CHECK = "SLURM_FT_SPARE_CHECK"
 LINES = "SLURM_FT_LINES"
@@ -42,7 +43,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class Variable(NamedTuple):
-    """One variable: its name, who sets it (`user`, `agent` or `launcher`), and what it means in one sentence."""
+    """One variable: its name, who sets it (the keys of SET_BY in scripts/make_docs), and what it means in one sentence."""
 
     name: str
     set_by: str
@@ -56,6 +57,7 @@ VARIABLES = (
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(SCRATCH, "agent", "the site's scratch folder on this host, where there is one"),
+    Variable(HOST, "check", "the name of the host that a health check is asked about"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),

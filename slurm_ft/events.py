@@ -36,6 +36,8 @@ class Kind(StrEnum):
     STEP_ENDING = "step_ending"
     STEP_EXITED = "step_exited"
     HOST_REPLACED = "host_replaced"
+    HOST_UNFIT = "host_unfit"
+    HOST_FIT = "host_fit"
 
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"

@@ -31,6 +31,7 @@ class Place:
     socket: str
     lighthouse: str
     error_file: str
+    scratch: str = ""
 
 
 def rank_environment(
@@ -51,6 +52,8 @@ def _defaults(place: Place) -> dict[str, str]:
         env.REPLICA_GROUP_ID: str(place.replica),
         env.NUM_REPLICA_GROUPS: str(place.replicas),
     }
+    if place.scratch:
+        defaults[env.SCRATCH] = place.scratch
     if place.lighthouse:
         defaults[env.LIGHTHOUSE] = place.lighthouse
     return defaults

@@ -21,6 +21,7 @@ def snapshot(
         "t": now,
         **{name: facts.get(name) for name in FACTS},
         "spares": list(state.spares),
+        "unfit": dict(state.unfit),
         "ended": state.ended,
         "stop": state.stop,
         "replicas": [_row(replica, book, reasons.get(replica.id, "")) for replica in state.replicas],

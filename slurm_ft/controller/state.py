@@ -78,6 +78,7 @@ class Failure:
     traceback: str = ""
     launch: bool = False
     hung: bool = False
+    unfit: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class RunState:
     first_done: float | None = None
     ended: int | None = None
     spares: tuple[str, ...] = ()
+    unfit: Mapping[str, str] = field(default_factory=dict)
 
     def with_replica(self, replica: Replica) -> RunState:
         return replace(self, replicas=tuple(replica if replica.id == r.id else r for r in self.replicas))
@@ -231,6 +233,13 @@ def _agent_lost(r: Replica, e: Event) -> Replica:
     return replace(lost, suspects=(*lost.suspects, str(e.data["host"])) if "host" in e.data else lost.suspects)
 
 
+def _host_unfit(r: Replica, e: Event) -> Replica:
+    """A host failed its check before ranks were started there: nothing is tried again on it."""
+    if r.state is State.LAUNCHING:
+        r = _with_failure(r, replace(_failure(e, launch=True), unfit=True))
+    return r.to(State.LOST, e.t, suspects=(str(e.data.get("host", r.hosts[0])),))
+
+
 def _rank_done(r: Replica, e: Event) -> Replica:
     done = r.done_ranks | {int(e.data["rank"])}
     r = replace(r, done_ranks=done)
@@ -283,6 +292,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     State.PENDING: {Kind.STEP_LAUNCHED: _step_launched, Kind.HOST_REPLACED: _host_replaced, **_END},
     State.LAUNCHING: {
         Kind.AGENT_JOINED: _agent_joined,
+        Kind.HOST_UNFIT: _host_unfit,
         Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone,
         **_END,
@@ -316,6 +326,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     },
     State.CLEARING: {
         Kind.AGENT_CLEARED: _agent_cleared,
+        Kind.HOST_UNFIT: _host_unfit,
         Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone_after_failure,
         **_END,
@@ -329,7 +340,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
 }
 
 _OF_AN_ATTEMPT = frozenset({Kind.PROGRESSED, Kind.RANK_FAILED, Kind.RANK_DONE, Kind.AGENT_CLEARED, Kind.COMMIT})
-_OF_A_STEP = frozenset({Kind.AGENT_JOINED, Kind.AGENT_LOST, Kind.STEP_EXITED})
+_OF_A_STEP = frozenset({Kind.AGENT_JOINED, Kind.AGENT_LOST, Kind.STEP_EXITED, Kind.HOST_UNFIT})
 
 
 def _is_late(r: Replica, e: Event) -> bool:
@@ -350,6 +361,8 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(state, ended=int(data["code"]))
     if kind is Kind.QUORUM:
         return replace(state, collective=True)
+    if kind in (Kind.HOST_UNFIT, Kind.HOST_FIT):
+        state = _of_a_host(state, event)
     if event.replica is None or not 0 <= event.replica < len(state.replicas):
         return state
     replica = state.replicas[event.replica]
@@ -365,6 +378,14 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after
+
+
+def _of_a_host(state: RunState, event: Event) -> RunState:
+    host = str(event.data.get("host", ""))
+    others = {name: what for name, what in state.unfit.items() if name != host}
+    if event.kind is Kind.HOST_UNFIT:
+        others[host] = str(event.data.get("what", ""))
+    return replace(state, unfit=others)
 
 
 def _run_started(event: Event) -> RunState:

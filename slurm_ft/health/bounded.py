@@ -23,7 +23,7 @@ def bounded(checks: Mapping[str, Check], seconds: float) -> list[str]:
     """All faults of these checks, in their order. Returns `seconds` after the call at the latest."""
     deadline = time.monotonic() + seconds
     running = {name: _start(check) for name, check in checks.items()}
-    answers: dict[str, bytes] = {name: b"" for name in checks}
+    answers: dict[str, bytes] = dict.fromkeys(checks, b"")
     with selectors.DefaultSelector() as selector:
         for name, (_, pipe) in running.items():
             selector.register(pipe, selectors.EVENT_READ, name)

@@ -8,6 +8,7 @@ The port is open for some seconds and answers one who knows the check's word wit
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -87,7 +88,7 @@ def clocks(hosts: Sequence[str], ahead: Mapping[str, float]) -> dict[str, float]
     Pure. A host behind one that could not be asked is left out, since nothing is known of it.
     """
     offsets = {hosts[0]: 0.0} if hosts else {}
-    for host, following in zip(hosts, hosts[1:], strict=False):
+    for host, following in itertools.pairwise(hosts):
         if host in offsets and host in ahead:
             offsets[following] = offsets[host] + ahead[host]
     middle = sorted(offsets.values())[len(offsets) // 2] if offsets else 0.0

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from slurm_ft.launch.srun import Allocation
 from slurm_ft.slurm.hostlist import compress
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a step asks for on each host: all that the job has there. `options` are the site's own, and come last."""
+
+    job_id: str
+    cpus_per_host: int
+    gpus_per_host: int = 0
+    options: tuple[str, ...] = ()
+
 
 MINUTES = 1
 """Slurm's own limit on such a step, in case that whoever waits for it is gone."""

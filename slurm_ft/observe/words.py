@@ -180,6 +180,8 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.STEP_ENDING: _step_ending,
     Kind.STEP_EXITED: _step_exited,
     Kind.HOST_REPLACED: lambda data: f"the spare {data.get('spare', '?')} takes the place of {data.get('bad', '?')}",
+    Kind.HOST_UNFIT: lambda data: f"{data.get('host', '?')} failed its check: {data.get('what', '?')}",
+    Kind.HOST_FIT: lambda data: f"{data.get('host', '?')} passes its check again",
     Kind.STOP_REQUESTED: _stop,
     Kind.INJECTED: _injected,
     Kind.NOTE: lambda data: str(data.get("text", "")),

@@ -43,7 +43,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class Variable(NamedTuple):
-    """One variable: its name, who sets it (the keys of SET_BY in scripts/make_docs), and what it means in one sentence."""
+    """One variable: its name, who sets it (see SET_BY in scripts/make_docs), and what it means in one sentence."""
 
     name: str
     set_by: str

@@ -235,9 +235,11 @@ def _agent_lost(r: Replica, e: Event) -> Replica:
 
 def _host_unfit(r: Replica, e: Event) -> Replica:
     """A host failed its check before ranks were started there: nothing is tried again on it."""
+    host = str(e.data.get("host", r.hosts[0]))
     if r.state is State.LAUNCHING:
-        r = _with_failure(r, replace(_failure(e, launch=True), unfit=True))
-    return r.to(State.LOST, e.t, suspects=(str(e.data.get("host", r.hosts[0])),))
+        failure = _failure(e, launch=True)
+        r = _with_failure(r, replace(failure, what=f"{host} failed its check: {failure.what}", unfit=True))
+    return r.to(State.LOST, e.t, suspects=(host,))
 
 
 def _rank_done(r: Replica, e: Event) -> Replica:

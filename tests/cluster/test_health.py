@@ -39,7 +39,10 @@ def test_unfit_hosts_are_replaced_by_spares_that_are_fit(submit, tmp_path: Path,
     job.until(Kind.PROGRESSED, 0, lambda e: e.data["attempt"] == 2)
     assert job.events(Kind.HOST_REPLACED, 0)[-1].data == {"bad": "node1", "spare": "node3"}
     assert len(job.events(Kind.RANKS_STARTED, 1)) == 1
-    assert "node1 failed its check: node1 is ill" in job.slurm_ft("explain", str(job.run), "0")
+    drain = "scontrol update NodeName=node1 State=DRAIN Reason='slurm-ft: node1 is ill'"
+    assert drain in job.slurm_ft("explain", str(job.run), "0")
+    assert "node2 failed its check: node2 is ill" in job.slurm_ft("explain", str(job.run), "1")
+    assert drain in job.slurm_ft("report", str(job.run))
     job.slurm_ft("stop", str(job.run))
     job.finish(143)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from slurm_ft.events import Kind
 from slurm_ft.testing.devcluster import DevCluster
+from tests.cluster.conftest import wait_until
 from tests.cluster.test_training import PROGRAMS, SLURM_FT, submit
 
 __all__ = ["submit"]
+SAMPLES = Path(__file__).resolve().parents[2] / "scripts" / "centre"
 
 
 def test_unfit_hosts_are_replaced_by_spares_that_are_fit(submit, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -65,3 +68,62 @@ def test_all_hosts_of_a_job_are_checked_by_one_step_with_a_line_for_each_fault(
     assert [line for line in bad.stdout.splitlines() if "left over" not in line] == expected
     assert bad.returncode == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def samples(folder: Path) -> Path:
+    """The centre's samples below a prefix, with a log of their own; the host is unfit while `folder/ill` is there."""
+    share = folder / "share" / "slurm-ft"
+    share.mkdir(parents=True, exist_ok=True)
+    for name in ("prolog.sh", "epilog.sh"):
+        text = (SAMPLES / name).read_text()
+        assert text.count("logger -t slurm-ft --") == 1
+        text = text.replace("logger -t slurm-ft --", f"printf '%s\\n' >>{folder}/log")
+        (share / name).write_text(text)
+        (share / name).chmod(0o755)
+    program = folder / "bin" / "slurm-ft"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\necho \"$@\" >>{folder}/calls\ntest -e {folder}/ill || exit 0\n"
+                       "echo \"ERROR: 3 of 4 GPU's are there\"; exit 1\n")  # fmt: skip
+    program.chmod(0o755)
+    return share
+
+
+def test_the_sample_prolog_and_epilog_log_what_is_wrong_and_end_what_a_job_has_left(
+    devcluster: DevCluster, tmp_path: Path
+) -> None:
+    conf = devcluster.folder / "slurm.conf"
+    before = conf.read_text()
+    share = samples(tmp_path)
+    run = partial(subprocess.run, env=devcluster.environ, capture_output=True, text=True, timeout=60)
+    log = tmp_path / "log"
+    log.touch()
+    left_over = f"setsid sleep 600 </dev/null >/dev/null 2>&1 & echo $! >{tmp_path}/pid; disown"
+    try:
+        conf.write_text(f"{before}Prolog={share}/prolog.sh\nEpilog={share}/epilog.sh\n")
+        run(["scontrol", "reconfigure"], check=True)
+        srun = ["srun", "-N1", "-w", "node1", "--gres=gpu:3", "bash", "-c"]
+        assert run([*srun, left_over]).returncode == 0
+        wait_until(lambda: "has left process" in log.read_text(), 20, "the epilog has seen the process")
+        assert log.read_text().split("process ")[1].split(";")[0] == (tmp_path / "pid").read_text().strip()
+        wait_until(lambda: not _runs(tmp_path / "pid"), 10, "the process is gone")
+        wait_until(lambda: len((tmp_path / "calls").read_text().splitlines()) == 2, 20, "the epilog is over")
+        assert (tmp_path / "calls").read_text() == "check --node --gpus 3\ncheck --node\n"
+        log.write_text("")
+
+        (tmp_path / "ill").touch()
+        assert run([*srun, "true"]).returncode == 0
+        wait_until(lambda: len(log.read_text().splitlines()) == 4, 20, "prolog and epilog have spoken")
+        drain = "to drain: scontrol update NodeName=node1 State=DRAIN Reason='slurm-ft: 3 of 4 GPUs are there'"
+        assert log.read_text().splitlines()[1::2] == [drain, drain]
+        prolog = share / "prolog.sh"
+        prolog.write_text(prolog.read_text().replace("\nrefuse=no\n", "\nrefuse=yes\n"))
+        assert subprocess.run([prolog], env={"SLURM_JOB_GPUS": "0,1"}, timeout=30).returncode == 1
+        assert "drain" not in run(["sinfo", "-h", "-o", "%T"]).stdout
+    finally:
+        conf.write_text(before)
+        run(["scontrol", "reconfigure"], check=True)
+
+
+def _runs(file: Path) -> bool:
+    stat = Path(f"/proc/{file.read_text().strip()}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"

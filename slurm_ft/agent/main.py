@@ -53,7 +53,7 @@ REDIAL_AFTER = 3.0
 TAIL_BYTES = 4000
 STACKS_WITHIN = 0.5
 """Seconds that a rank has to write its stacks; the handler runs at once, even while the GIL is held."""
-FIT_SHARE = 0.8
+FIT_SHARE = 0.5
 """Of the agent_timeout, for a health check: the controller waits no longer than that for our word."""
 PORTS = range(20_000, 32_000)
 """Below the kernel's ephemeral range, so that no outgoing connection takes a port we chose."""

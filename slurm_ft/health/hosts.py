@@ -23,6 +23,7 @@ from slurm_ft.launch.srun import allocation_from, step_environment
 
 SECONDS = 45.0
 """For all of it: some seconds for srun, the checks, the folder and the calls."""
+SEARCHED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MODULEPATH")
 NEEDS_FOLDER = frozenset({"network", "storage"})
 
 Fault = tuple[str, str]
@@ -45,6 +46,7 @@ def check_hosts(hosts: Sequence[str], wanted: Wanted, areas: frozenset[str], sec
         "scratch": wanted.scratch,
         "folder": str(folder or ""),
         "hosts": list(hosts),
+        "folders": search_folders(os.environ),
         "word": secrets.token_hex(16),
         "seconds": seconds,
     }
@@ -54,6 +56,16 @@ def check_hosts(hosts: Sequence[str], wanted: Wanted, areas: frozenset[str], sec
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     return faults_of(hosts, answers, words)
+
+
+def search_folders(environ: Mapping[str, str]) -> dict[str, str]:
+    """The folders that are here of those in which programs and libraries are looked for, and the variable of each."""
+    found = {}
+    for variable in SEARCHED:
+        for folder in environ.get(variable, "").split(":"):
+            if folder.startswith("/") and Path(folder).is_dir():
+                found.setdefault(folder, variable)
+    return found
 
 
 def _ask(hosts: Sequence[str], order: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:

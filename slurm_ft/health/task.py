@@ -11,12 +11,13 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slurm_ft import __version__
 from slurm_ft.health import fabric, ring
-from slurm_ft.health.bounded import bounded
+from slurm_ft.health.bounded import Check, bounded
 from slurm_ft.health.node import Wanted, checks
 
 
@@ -33,7 +34,8 @@ def look(order: Mapping[str, Any], host: str) -> dict[str, Any]:
             ring.write_token(folder, host, {"address": _address(wanted), "port": post.port})
         except OSError as error:
             faults.append(f"{folder.parent} cannot be written: {error}")
-    faults += bounded(checks(wanted, frozenset(order["areas"])), order["seconds"])
+    looks: dict[str, Check] = {"programs and libraries": partial(absent, order["folders"])}
+    faults += bounded(looks | checks(wanted, frozenset(order["areas"])), order["seconds"])
     if post is not None:
         found = ring.tokens(folder, hosts)
         faults += [f"{folder.parent} is not shared: what {other} writes is not seen" for other in hosts
@@ -47,6 +49,12 @@ def look(order: Mapping[str, Any], host: str) -> dict[str, Any]:
                 faults.append(f"{following} is not reached at {token['address']}: {error}")
             post.wait(ring.CALL_WITHIN)
     return answer | {"faults": faults}
+
+
+def absent(folders: Mapping[str, str]) -> list[str]:
+    """Folders that are on the host which asks and not here: a module or a mount that is missing."""
+    return [f"there is no {folder}, which {variable} names" for folder, variable in folders.items()
+            if not Path(folder).is_dir()]  # fmt: skip
 
 
 def _address(wanted: Wanted) -> str:

@@ -20,7 +20,7 @@ from slurm_ft import __version__
 from slurm_ft.cli import cli
 from slurm_ft.health import fabric, ring
 from slurm_ft.health.bounded import bounded
-from slurm_ft.health.hosts import faults_of
+from slurm_ft.health.hosts import faults_of, search_folders
 from slurm_ft.health.node import (
     GIB,
     Wanted,
@@ -31,6 +31,7 @@ from slurm_ft.health.node import (
     process_faults,
     stale_faults,
 )
+from slurm_ft.health.task import absent
 from slurm_ft.native import probes
 
 
@@ -275,6 +276,16 @@ def test_clocks_are_measured_against_most_of_them(offsets: list[float]) -> None:
     middle = sorted(offsets)[len(offsets) // 2]
     for host, offset in ring.clocks(hosts, ahead).items():
         assert offset == pytest.approx(offsets[int(host[1:])] - middle, abs=1e-6)
+
+
+def test_folders_of_programs_and_libraries_that_are_here_must_be_there_too(tmp_path: Path) -> None:
+    (tmp_path / "rocm").mkdir()
+    environ = {"PATH": f"/bin:{tmp_path}/none:relative:", "LD_LIBRARY_PATH": f"{tmp_path}/rocm:/bin"}
+    folders = search_folders(environ)
+    assert folders == {"/bin": "PATH", f"{tmp_path}/rocm": "LD_LIBRARY_PATH"}
+    assert absent(folders) == []
+    (tmp_path / "rocm").rmdir()
+    assert absent(folders) == [f"there is no {tmp_path}/rocm, which LD_LIBRARY_PATH names"]
 
 
 def test_a_post_answers_who_knows_the_word_and_nobody_else() -> None:

@@ -140,8 +140,8 @@ class Agent:
         self._ranks = Ranks(self._exited, self._preload())
         if await self._fit():
             self._hello()
-        for work in (self._receive(), self._live(), self._flush()):
-            self._do(work)
+            for work in (self._receive(), self._live(), self._flush()):
+                self._do(work)
         code = await self._over
         for task in self._work:
             task.cancel()

@@ -60,7 +60,7 @@ def check_hosts(hosts: Sequence[str], wanted: Wanted, areas: frozenset[str], sec
 
 def search_folders(environ: Mapping[str, str]) -> dict[str, str]:
     """The folders that are here of those in which programs and libraries are looked for, and the variable of each."""
-    found = {}
+    found: dict[str, str] = {}
     for variable in SEARCHED:
         for folder in environ.get(variable, "").split(":"):
             if folder.startswith("/") and Path(folder).is_dir():

@@ -23,7 +23,7 @@ from slurm_ft import env
 from slurm_ft.agent import fitness
 from slurm_ft.agent.process import open_log
 from slurm_ft.errors import EXIT_LAUNCH, LaunchError
-from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
+from slurm_ft.launch.base import Ended, Request, Watched, exit_words
 from slurm_ft.launch.helper import Allocation, helper_argv
 from slurm_ft.slurm.hostlist import compress
 
@@ -35,7 +35,7 @@ KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS",
 """The only variables of Slurm's that a step's srun sees: where Slurm is, and in which job."""
 
 
-def step_argv(request: StepRequest, allocation: Allocation) -> list[str]:
+def step_argv(request: Request, allocation: Allocation) -> list[str]:
     """The complete srun command line of a step. Pure."""
     hosts = len(request.hosts)
     options = [
@@ -78,7 +78,7 @@ class SrunLauncher:
     def __init__(self, allocation: Allocation) -> None:
         self._allocation = allocation
 
-    def launch(self, request: StepRequest) -> SrunStep:
+    def launch(self, request: Request) -> SrunStep:
         argv = step_argv(request, self._allocation)
         try:
             with open_log(request.log) as log:
@@ -99,11 +99,11 @@ class SrunLauncher:
         argv = helper_argv(self._allocation, [host], name, fitness.shell(command))
         return argv, fitness.check_environment(step_environment(os.environ, os.environ.get(env.RUN, "")))
 
-    def adopt(self, request: StepRequest, pid: int) -> SrunStep:
+    def adopt(self, request: Request, pid: int) -> SrunStep:
         return SrunStep(request, self._allocation.job_id, Watched(pid if _is_client_of(pid, request) else 0))
 
 
-def _is_client_of(pid: int, request: StepRequest) -> bool:
+def _is_client_of(pid: int, request: Request) -> bool:
     """Is this process, known by a number from the log, really the srun of this step?"""
     try:
         return f"--job-name={request.name}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -118,7 +118,7 @@ class SrunStep:
     child, is not taken for the end of the step: the step is cancelled by its id and awaited.
     """
 
-    def __init__(self, request: StepRequest, job_id: str, client: Watched) -> None:
+    def __init__(self, request: Request, job_id: str, client: Watched) -> None:
         self.pid = client.pid
         self._request = request
         self._job_id = job_id

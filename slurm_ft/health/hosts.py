@@ -24,6 +24,8 @@ from slurm_ft.launch.srun import allocation_from, step_environment
 SECONDS = 45.0
 """For all of it: some seconds for srun, the checks, the folder and the calls."""
 SEARCHED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MODULEPATH")
+NOISE = "lacks support for cpu binding"
+"""What srun says where the site binds no CPUs, and what is no fault."""
 NEEDS_FOLDER = frozenset({"network", "storage"})
 
 Fault = tuple[str, str]
@@ -124,6 +126,6 @@ def faults_of(hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], words:
 
 
 def _srun_words(words: str, host: str) -> str:
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    lines = [line.strip() for line in words.splitlines() if line.strip() and NOISE not in line]
     about = [line for line in lines if host in line] or [line for line in lines if "error" in line] or lines
     return f": {about[-1]}" if about else ""

@@ -41,7 +41,6 @@ def helper_argv(allocation: Allocation, hosts: Sequence[str], name: str, argv: S
         "--mpi=none",
         "--kill-on-bad-exit=0",
         "--wait=0",
-        "--unbuffered",
         "--input=none",
         "--export=ALL",
         *argv,

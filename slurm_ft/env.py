@@ -31,6 +31,7 @@ GPU_CPUS = "SLURM_FT_GPU_CPUS"
 SCRATCH_ROOT = "SLURM_FT_SCRATCH_ROOT"
 SCRATCH = "SLURM_FT_SCRATCH"
 HOST = "SLURM_FT_HOST"
+CHECK = "SLURM_FT_CHECK"
 HEALTH_CHECK = "SLURM_FT_HEALTH_CHECK"
 SPARE_CHECK = "SLURM_FT_SPARE_CHECK"
 LINES = "SLURM_FT_LINES"
@@ -57,6 +58,7 @@ VARIABLES = (
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(SCRATCH, "agent", "the site's scratch folder on this host, where there is one"),
+    Variable(CHECK, "check", "what `slurm-ft check --hosts` asks of each host, as JSON"),
     Variable(HOST, "check", "the name of the host that a health check is asked about"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),

@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slurm_ft import __version__
+from slurm_ft import __version__, env
 from slurm_ft.health import ring
-from slurm_ft.health.node import Wanted, nearest
+from slurm_ft.health.bounded import bounded
+from slurm_ft.health.node import Wanted, folder_faults, nearest
 from slurm_ft.launch.helper import helper_argv
 from slurm_ft.launch.srun import allocation_from, step_environment
 
@@ -35,6 +37,9 @@ def check_hosts(hosts: Sequence[str], wanted: Wanted, areas: frozenset[str], sec
     """(host, fault) for each fault of each host. `seconds` bounds the checks of one host."""
     folder = None
     if areas & NEEDS_FOLDER and wanted.shared:
+        # Not in this process: a file server that does not answer must not hang it.
+        if faults := bounded({"the run folder": partial(folder_faults, wanted.shared, "run")}, seconds):
+            return [(os.uname().nodename, fault) for fault in faults]
         folder = nearest(Path(wanted.shared)) / f".slurm-ft-check-{secrets.token_hex(8)}"
         try:
             folder.mkdir(mode=0o700)
@@ -43,7 +48,8 @@ def check_hosts(hosts: Sequence[str], wanted: Wanted, areas: frozenset[str], sec
     order = {
         "areas": sorted(areas),
         "gpus": wanted.gpus,
-        "environ": dict(wanted.environ),
+        # The tasks have our environment by themselves; here is what the settings add to it.
+        "environ": {name: text for name, text in wanted.environ.items() if name not in os.environ},
         "shared": wanted.shared,
         "scratch": wanted.scratch,
         "folder": str(folder or ""),
@@ -70,13 +76,21 @@ def search_folders(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def command(
+    hosts: Sequence[str], order: Mapping[str, Any], surroundings: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The srun command line and its environment. Pure."""
+    argv = [sys.executable, "-m", "slurm_ft.health.task"]
+    environ = {**step_environment(surroundings, ""), env.CHECK: json.dumps(order)}
+    return helper_argv(allocation_from(surroundings), hosts, "sft-check", argv), environ
+
+
 def _ask(hosts: Sequence[str], order: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
-    argv = [sys.executable, "-m", "slurm_ft.health.task", json.dumps(order)]
-    command = helper_argv(allocation_from(os.environ), hosts, "sft-check", argv)
+    argv, environ = command(hosts, order, os.environ)
     try:
         process = subprocess.Popen(
-            command,
-            env=step_environment(os.environ, ""),
+            argv,
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

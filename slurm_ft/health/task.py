@@ -1,4 +1,6 @@
-"""One host's part of a check of all hosts: `python -m slurm_ft.health.task JSON`, started by srun on each.
+"""One host's part of a check of all hosts: `python -m slurm_ft.health.task`, started by srun on each.
+
+What is asked of it is in a variable and not among its arguments, which other users of the host could read.
 
 Prints one line of JSON: the host, its faults, how far ahead the clock of the next host is, and which slurm-ft and
 Python it is that answers.
@@ -15,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slurm_ft import __version__
+from slurm_ft import __version__, env
 from slurm_ft.health import fabric, ring
 from slurm_ft.health.bounded import Check, bounded
 from slurm_ft.health.node import Wanted, checks
@@ -66,7 +68,7 @@ def _address(wanted: Wanted) -> str:
 
 
 def main() -> None:
-    order = json.loads(sys.argv[1])
+    order = json.loads(os.environ[env.CHECK])
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     print(json.dumps(look(order, host)), flush=True)
 

@@ -20,7 +20,7 @@ from slurm_ft import __version__
 from slurm_ft.cli import cli
 from slurm_ft.health import fabric, ring
 from slurm_ft.health.bounded import bounded
-from slurm_ft.health.hosts import faults_of, search_folders
+from slurm_ft.health.hosts import command, faults_of, search_folders
 from slurm_ft.health.node import (
     GIB,
     Wanted,
@@ -286,6 +286,13 @@ def test_folders_of_programs_and_libraries_that_are_here_must_be_there_too(tmp_p
     assert absent(folders) == []
     (tmp_path / "rocm").rmdir()
     assert absent(folders) == [f"there is no {tmp_path}/rocm, which LD_LIBRARY_PATH names"]
+
+
+def test_what_is_asked_of_the_hosts_is_not_among_the_arguments_that_others_can_read() -> None:
+    argv, environ = command(["n1"], {"word": "secret"}, {"SLURM_JOB_ID": "5", "TOKEN": "mine", "SLURM_NNODES": "9"})
+    assert not any("secret" in word or "mine" in word for word in argv)
+    assert json.loads(environ["SLURM_FT_CHECK"]) == {"word": "secret"}
+    assert environ["TOKEN"] == "mine" and "SLURM_NNODES" not in environ
 
 
 def test_a_post_answers_who_knows_the_word_and_nobody_else() -> None:

@@ -49,6 +49,11 @@ KEYS = (
     Key("cpus_per_node", "count", "CPUs of each host that a job asks for", (env.CPUS_PER_NODE,)),
     Key("mem", "text", "memory of each host, as sbatch takes it", (env.MEM,)),
     Key("spares", "count", "hosts that `slurm-ft submit` holds back for repairs", (env.SPARES,), 0),
+    Key("gpu_cpus", "text", "the CPUs next to each GPU, in the GPUs' order, as `49-55 57-63`", (env.GPU_CPUS,)),
+    Key("srun_args", "texts", "more options for the srun of each replica's step, such as GPU binding"),
+    Key("scratch", "text", "a folder of each host's own for caches; $NAME and ~ are replaced", (env.SCRATCH_ROOT,)),
+    Key("health_check", "text", "a command that fails on a host unfit to train: see health.md", (env.HEALTH_CHECK,)),
+    Key("spare_check", "count", "seconds between two checks of a waiting spare", (env.SPARE_CHECK,), 300),
     Key("runs", "text", "the folder that holds run folders; $NAME and ~ are replaced", (env.RUNS,), "runs"),
     Key("setup", "texts", "shell lines that a job runs first, such as module load"),
     Key("sbatch_args", "texts", "more options for sbatch"),
@@ -226,7 +231,7 @@ def combine(found: list[Layer], surroundings: Mapping[str, str]) -> Settings:
     single |= dict(_from_variables(surroundings))
     if "runs" in single:
         runs = single["runs"]
-        single["runs"] = Value(_expanded(runs.value, surroundings), runs.origin, runs.source)
+        single["runs"] = Value(expanded(runs.value, surroundings), runs.origin, runs.source)
     return Settings(single, lists, network)
 
 
@@ -246,7 +251,8 @@ def _counted(key: Key, value: str, variable: str) -> Any:
     return int(value)
 
 
-def _expanded(text: str, surroundings: Mapping[str, str]) -> str:
+def expanded(text: str, surroundings: Mapping[str, str]) -> str:
+    """A path with ~ and $NAME replaced; a name that has no value stays."""
     if text.startswith("~/"):
         text = surroundings.get("HOME", "~") + text[1:]
     return string.Template(text).safe_substitute(surroundings)

@@ -28,6 +28,13 @@ GPUS_PER_NODE = "SLURM_FT_GPUS_PER_NODE"
 CPUS_PER_NODE = "SLURM_FT_CPUS_PER_NODE"
 MEM = "SLURM_FT_MEM"
 SPARES = "SLURM_FT_SPARES"
+GPU_CPUS = "SLURM_FT_GPU_CPUS"
+SCRATCH_ROOT = "SLURM_FT_SCRATCH_ROOT"
+SCRATCH = "SLURM_FT_SCRATCH"
+HOST = "SLURM_FT_HOST"
+CHECK = "SLURM_FT_CHECK"
+HEALTH_CHECK = "SLURM_FT_HEALTH_CHECK"
+SPARE_CHECK = "SLURM_FT_SPARE_CHECK"
 LINES = "SLURM_FT_LINES"
 OPTIONS = "SLURM_FT_OPTIONS"
 CHAIN = "SLURM_FT_CHAIN"
@@ -41,7 +48,7 @@ QUORUM_RETRIES = "TORCHFT_QUORUM_RETRIES"
 
 
 class Variable(NamedTuple):
-    """One variable: its name, who sets it (`user`, `agent` or `launcher`), and what it means in one sentence."""
+    """One variable: its name, who sets it (see SET_BY in scripts/make_docs), and what it means in one sentence."""
 
     name: str
     set_by: str
@@ -55,6 +62,9 @@ VARIABLES = (
     Variable(HOST, "agent", "the host's name in the run; with the run and the attempt it marks a rank's processes"),
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
+    Variable(SCRATCH, "agent", "the site's scratch folder on this host, where there is one"),
+    Variable(CHECK, "check", "what `slurm-ft check --hosts` asks of each host, as JSON"),
+    Variable(HOST, "check", "the name of the host that a health check is asked about"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),
@@ -83,6 +93,10 @@ VARIABLES = (
     Variable(CPUS_PER_NODE, "user", "stands for --cpus-per-node"),
     Variable(MEM, "user", "stands for --mem"),
     Variable(SPARES, "user", "stands for --spares"),
+    Variable(GPU_CPUS, "user", "stands for --gpu-cpus"),
+    Variable(SCRATCH_ROOT, "user", "stands for the setting `scratch`"),
+    Variable(HEALTH_CHECK, "user", "stands for --health-check"),
+    Variable(SPARE_CHECK, "user", "stands for the setting `spare_check`"),
     Variable(ROOT, "module", "the installation; its etc/slurm-ft/config.toml is the site's file, where there is one"),
     Variable(LINES, "submit", "the `# SLURM_FT` lines of a script, for the `slurm-ft run` in it"),
     Variable(CHAIN, "submit", "the number of this job in its chain, from 1"),

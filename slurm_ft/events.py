@@ -39,6 +39,8 @@ class Kind(StrEnum):
     DELAYED = "delayed"
     PARKED = "parked"
     HOST_RETURNED = "host_returned"
+    HOST_UNFIT = "host_unfit"
+    HOST_FIT = "host_fit"
 
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
 from slurm_ft.errors import SpecError
+from slurm_ft.hostspec import HostSpec
 
 SCHEMA = 1
 CLUSTERS = ("slurm", "local")
@@ -168,6 +169,7 @@ class RunSpec:
     spares: int = 0
     cluster: str = "slurm"
     policy: Policy = Policy()
+    host: HostSpec = field(default_factory=HostSpec)
 
     @property
     def hosts(self) -> int:
@@ -176,7 +178,7 @@ class RunSpec:
 
     def validate(self) -> RunSpec:
         """This spec. Raises SpecError, which lists everything that is wrong with it."""
-        problems = self.replica.problems() + self.policy.problems()
+        problems = self.replica.problems() + self.policy.problems() + self.host.problems()
         if not re.fullmatch(r"[\w.=+-]{1,100}", self.name):
             problems.append((f"the name `{self.name}` is not fit for a folder", "use letters, digits and . _ = + -"))
         if self.replicas < 1:

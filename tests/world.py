@@ -149,6 +149,16 @@ class World:
             age=15.0,
         )
 
+    def unfit(self, replica: int, index: int = 0, what: str = "0 of 8 GPUs are there") -> None:
+        """A host of the replica fails its check; its agent leaves."""
+        host = self.replica(replica).hosts[index]
+        self.joined.get(replica, set()).discard(index)
+        self.take(Kind.HOST_UNFIT, replica, step=self.steps[replica], index=index, host=host, what=what)
+
+    def spare(self, host: str, word: str) -> None:
+        """A waiting spare is found to be `fit` or `unfit`."""
+        self.take(Kind.HOST_FIT if word == "fit" else Kind.HOST_UNFIT, host=host, what="its file server is away")
+
     def exit(self, replica: int, what: str = "the step exited with code 137") -> None:
         """The step is gone, and with it all its processes."""
         step = self.steps.pop(replica)

@@ -34,6 +34,7 @@ class Place:
     host: str = ""
     timeouts: str = ""
     quorum_retries: int = 0
+    scratch: str = ""
 
 
 def rank_environment(
@@ -54,6 +55,8 @@ def _defaults(place: Place) -> dict[str, str]:
         env.REPLICA_GROUP_ID: str(place.replica),
         env.NUM_REPLICA_GROUPS: str(place.replicas),
     }
+    if place.scratch:
+        defaults[env.SCRATCH] = place.scratch
     if place.lighthouse:
         defaults[env.LIGHTHOUSE] = place.lighthouse
         # With torchft's default of 0, each rank dies when the Lighthouse is away for a moment.

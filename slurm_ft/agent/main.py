@@ -31,7 +31,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slurm_ft import env, timeouts
+from slurm_ft import config, env, timeouts
+from slurm_ft.agent import fitness
+from slurm_ft.agent.affinity import gpu_numbers, rank_cpus
 from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.environ import Place, rank_environment
 from slurm_ft.agent.hurt import hurt
@@ -41,11 +43,13 @@ from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.oom import OomWatch
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.process import open_log
-from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
+from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks
 from slurm_ft.agent.saves import Saves
-from slurm_ft.agent.visibility import bus_ids, rank_surroundings, visibility
+from slurm_ft.agent.visibility import bus_ids, rank_surroundings, step_mask, visibility
 from slurm_ft.aside import Aside
 from slurm_ft.channel import HEARTBEAT, Client, Message
+from slurm_ft.errors import EXIT_LAUNCH
+from slurm_ft.hostspec import parse_cpus
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.hostlist import expand
@@ -62,6 +66,8 @@ FILES_WITHIN = 2.0
 """Seconds for reading what a dead rank left in the run folder; its end is told without it then."""
 STACKS_WITHIN = 0.5
 """Seconds that a rank has to write its stacks; the handler runs at once, even while the GIL is held."""
+FIT_SHARE = 0.5
+"""Of the agent_timeout, for a health check: the controller waits no longer than that for our word."""
 PORTS = range(20_000, 32_000)
 """Below the kernel's ephemeral range, so that no outgoing connection takes a port we chose."""
 
@@ -149,11 +155,14 @@ class Agent:
         found = await asyncio.to_thread(probes.gpus)
         self._platform = next((gpu.platform for gpu in found), "")
         self._gpus = bus_ids(os.environ, found, self._platform)
+        self._gpu_cpus = parse_cpus(self._spec.host.gpu_cpus)
+        self._gpu_numbers = gpu_numbers(step_mask(os.environ, self._platform), len(found), len(self._gpu_cpus))
         self._lighthouse = await self._forwarder.start()
         self._ranks = Ranks(self._exited, self._preload())
-        self._hello()
-        for work in (self._receive(), self._live(), self._flush(), self._watch_memory()):
-            self._do(work)
+        if await self._fit():
+            self._hello()
+            for work in (self._receive(), self._live(), self._flush(), self._watch_memory()):
+                self._do(work)
         code = await self._over
         for task in self._work:
             task.cancel()
@@ -251,6 +260,19 @@ class Agent:
     def _signal_rank(self, number: int, rank: int) -> bool:
         return self._ranks.signal(number, rank)
 
+    async def _fit(self) -> bool:
+        """Is this host fit, by the run's health check? One that is not is reported, and left."""
+        seconds = self._spec.policy.agent_timeout * FIT_SHARE
+        command = self._spec.host.health_check
+        environ = {**fitness.check_environment(os.environ), env.HOST: self._host}
+        what = await fitness.fault(fitness.shell(command), environ, seconds, again=True) if command else ""
+        if what:
+            print(f"slurm-ft agent: {self._host} failed its check: {what}", file=sys.stderr, flush=True)
+            names = {"replica": self._replica, "step": self._step, "index": self._index, "host": self._host}
+            self._client.send({"type": "unfit", **names, "what": what})
+            self._do(self._leave(self._spec.policy.kill_grace, EXIT_LAUNCH))
+        return not what
+
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL)
@@ -346,7 +368,9 @@ class Agent:
 
     def _plans(self, attempt: int, first_host: str, port: int) -> list[Plan]:
         replica = self._spec.replica
-        cpus = split_cpus(sorted(os.sched_getaffinity(0)), replica.ranks_per_host)
+        devices = [visibility(os.environ, local, replica.ranks_per_host, self._platform).device
+                   for local in range(replica.ranks_per_host)]  # fmt: skip
+        cpus = rank_cpus(sorted(os.sched_getaffinity(0)), devices, self._gpu_cpus, self._gpu_numbers)
         argv = rank_argv(replica.command, sys.executable)
         plans = []
         for local in range(replica.ranks_per_host):
@@ -377,6 +401,7 @@ class Agent:
             host=self._host,
             timeouts=timeouts.encode(timeouts.torchft_defaults(self._spec.policy)),
             quorum_retries=timeouts.QUORUM_RETRIES,
+            scratch=config.expanded(self._spec.host.scratch, os.environ),
         )
         seen = visibility(os.environ, local, replica.ranks_per_host, self._platform)
         return rank_environment(
@@ -393,6 +418,8 @@ class Agent:
         await self._remember_memory()
         await self._ranks.clear(grace)
         left = await self._sweep(attempt + 1)
+        if not await self._fit():
+            return
         self._cleared = attempt
         message = {"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()}
         self._client.send(message | ({"leftovers": left} if left else {}))

@@ -64,6 +64,12 @@ def step_gpus(surroundings: Mapping[str, str], platform: str) -> int | None:
     return min((len(entries(mask)) for mask in masks), default=None)
 
 
+def step_mask(surroundings: Mapping[str, str], platform: str) -> tuple[str, ...] | None:
+    """The entries of the step's outermost mask; None without one."""
+    name = next((name for name in MASKS.get(platform, ()) if name in surroundings), None)
+    return entries(surroundings[name]) if name else None
+
+
 def visibility(surroundings: Mapping[str, str], local_rank: int, ranks_per_host: int, platform: str = "") -> Visibility:
     """What rank `local_rank` gets, from the environment that Slurm made for the step.
 

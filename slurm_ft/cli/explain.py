@@ -7,7 +7,7 @@ import time
 import click
 
 from slurm_ft.cli import common
-from slurm_ft.observe import explain, requests, runs, status
+from slurm_ft.observe import explain, requests, runs, status, unfit
 
 
 @common.command("explain", examples=("slurm-ft explain", "slurm-ft explain titan-4711 2 --json"))
@@ -38,7 +38,8 @@ def command(run: str | None, replicas: str | None, runs_folder: str, as_json: bo
         return
     click.echo(status.headline(reading.snapshot, now, alive))
     queue = "" if snapshot.started is not None else requests.in_queue(paths, snapshot)
-    for line in explain.lines(explained, reading.snapshot, policy, alive, queue):
+    shown = explain.lines(explained, reading.snapshot, policy, alive, queue)
+    for line in (*shown, *unfit.lines(ledger.state.unfit)):
         click.echo(line)
     for line in (*explain.lost_host_lines(ledger.state.lost), *explain.timeout_lines(policy, ledger)):
         click.echo(line)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from slurm_ft import config, env
 from slurm_ft.cli.common import Configured
-from slurm_ft.cli.spec_options import check_program, folder_name, make_spec, spec_options
+from slurm_ft.cli.spec_options import SETTINGS, check_program, folder_name, make_spec, spec_options
 from slurm_ft.errors import UsageError
 from slurm_ft.submit.script import lines_of_job
 
@@ -49,7 +49,11 @@ def _with_the_scripts(options: dict[str, Any]) -> dict[str, Any]:
     return options | lines | own | above | {"environment": environment}
 
 
-@click.command(cls=Configured, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+class RunCommand(Configured):
+    keys = ("runs", *SETTINGS)
+
+
+@click.command(cls=RunCommand, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--cluster", type=click.Choice(["slurm", "local"]), default="slurm", show_default=True)
 @spec_options
 def command(**options: Any) -> None:
@@ -123,8 +127,9 @@ def dry_run(paths: Any, spec: Any, place: Any) -> str:
     layout = assign(list(place.hosts), spec.replicas, spec.replica.hosts, spec.spares, spec.replica.ranks_per_host)
     rank = shlex.join(rank_argv(spec.replica.command, sys.executable))
     lines = [f"# run folder {paths.root}", f"# each rank: {rank}"]
+    local = spec.cluster == "local"
     for replica, hosts in enumerate(layout.replicas):
         request = StepRequest(paths, replica, 1, tuple(hosts))
-        argv = request.agent_argv() if spec.cluster == "local" else step_argv(request, allocation_from(os.environ))
+        argv = request.agent_argv() if local else step_argv(request, allocation_from(os.environ, spec.host.srun_args))
         lines.append(shlex.join(argv))
     return "\n".join(lines)

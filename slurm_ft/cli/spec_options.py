@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from slurm_ft import config
 from slurm_ft.agent.command import expand_titan, is_python, program_index
 from slurm_ft.errors import SpecError, UsageError
+from slurm_ft.hostspec import HostSpec
 from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +51,10 @@ _OPTIONS = (
                  help="Put the job back into the queue when it ends for its time limit."),
     click.option("--zygote/--no-zygote", default=True, show_default=True,
                  help="Fork ranks from a process that has done their imports."),
+    click.option("--health-check", default="", metavar="COMMAND",
+                 help="A command that fails on a host unfit to train, such as `slurm-ft check`."),
+    click.option("--gpu-cpus", default="", metavar="LISTS",
+                 help="The CPUs next to each GPU, in the GPUs' order, as `0-7 8-15`."),
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set in every rank; repeatable."),
     click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing."),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
@@ -56,6 +64,27 @@ _OPTIONS = (
 def spec_options(function: F) -> F:
     """Give a command the options of a RunSpec."""
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
+
+
+SETTINGS = ("health_check", "gpu_cpus")
+"""The settings that options here stand for."""
+
+
+def _host_spec(options: Mapping[str, Any], cluster: str) -> HostSpec:
+    """What the options and the settings say of hosts. What a site set for its hosts says nothing of this machine:
+    a local run takes what was typed."""
+    settings = config.settings(os.environ, Path.cwd())
+    if cluster == "local":
+        source = click.get_current_context().get_parameter_source
+        typed = {name: options[name] for name in SETTINGS if source(name) is ParameterSource.COMMANDLINE}
+        return HostSpec(**typed, spare_check=settings.single["spare_check"].value)
+    return HostSpec(
+        gpu_cpus=options["gpu_cpus"],
+        srun_args=settings.texts("srun_args"),
+        scratch=settings.single["scratch"].value if "scratch" in settings.single else "",
+        health_check=options["health_check"],
+        spare_check=settings.single["spare_check"].value,
+    )
 
 
 def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per_node: int) -> RunSpec:
@@ -84,6 +113,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
         spares=options["spares"],
         cluster=cluster,
         policy=policy,
+        host=_host_spec(options, cluster),
     ).validate()
 
 

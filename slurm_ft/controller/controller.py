@@ -30,6 +30,7 @@ from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.controller.snapshot import snapshot
+from slurm_ft.controller.spares import SpareWatch
 from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.controller.steps import Steps
 from slurm_ft.controller.survivors import gone
@@ -92,6 +93,7 @@ class Controller:
         self._peers = Peers(server)
         self._asking = Asking(self._peers)
         self._steps = Steps(paths, launcher, self._peers, self._do, self._step_exited)
+        self._spares = SpareWatch(spec.host, launcher, lambda: self.supervisor.state, self._host_checked)
         self._work: set[asyncio.Task[None]] = set()
         self._paces: dict[int, Pace] = {}
         self._said: dict[int, str] = {}
@@ -127,7 +129,10 @@ class Controller:
         for number, (why, code) in SIGNALS.items():
             loop.add_signal_handler(number, partial(self._stop, why, code))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
-        for work in (self._listen(), self._tick(), self._read_requests(), self._write_states(), self._look_again()):
+        for work in (
+            self._listen(), self._tick(), self._read_requests(), self._write_states(), self._look_again(),
+            self._spares.run(),
+        ):  # fmt: skip
             self._do(work)
         while self.supervisor.state.ended is None:
             self._tell_survivors()
@@ -226,6 +231,10 @@ class Controller:
         if kind == "hello":
             self._hello(name, message)
             return
+        if kind == "unfit":  # of an agent that leaves at once, perhaps without ever having said hello
+            names = ("step", "index", "host", "what")
+            self.supervisor.take(Kind.HOST_UNFIT, message["replica"], **{key: message[key] for key in names})
+            return
         peer = self._peers.get(name)
         if peer is None:
             if kind != "leaving":
@@ -267,6 +276,9 @@ class Controller:
             self.clear_ranks(replica)
         elif replica.state is State.ENDING:
             self._peers.tell(replica, {"type": "shutdown", "grace": self._spec.policy.kill_grace})
+
+    def _host_checked(self, kind: Kind, host: str, what: str) -> None:
+        self.supervisor.take(kind, host=host, **({"what": what} if what else {}))
 
     def _progress(self, peer: Peer, message: Message) -> None:
         if message["attempt"] != self.supervisor.state.replicas[peer.replica].attempt:

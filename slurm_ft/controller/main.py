@@ -28,7 +28,9 @@ log = logging.getLogger("slurm_ft.controller")
 
 
 def _launcher(spec: RunSpec) -> Launcher:
-    return LocalLauncher() if spec.cluster == "local" else SrunLauncher(allocation_from(os.environ))
+    if spec.cluster == "local":
+        return LocalLauncher()
+    return SrunLauncher(allocation_from(os.environ, spec.host.srun_args))
 
 
 def _log_in_a_thread() -> None:

@@ -22,6 +22,7 @@ def snapshot(
         **{name: facts.get(name) for name in FACTS},
         "spares": list(state.spares),
         "lost_hosts": {host: {"t": about.t, "why": about.why} for host, about in state.lost.items()},
+        "unfit": dict(state.unfit),
         "ended": state.ended,
         "stop": state.stop,
         "replicas": [_row(replica, book, reasons.get(replica.id, "")) for replica in state.replicas],

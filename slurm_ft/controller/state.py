@@ -81,6 +81,7 @@ class Failure:
     traceback: str = ""
     launch: bool = False
     hung: bool = False
+    unfit: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ class RunState:
     first_done: float | None = None
     ended: int | None = None
     spares: tuple[str, ...] = ()
+    lost: Mapping[str, LostHost] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)
     save: saving.Save | None = None
     left: frozenset[int] = frozenset()
     marks: tuple[sameness.Mark, ...] = ()
@@ -167,8 +170,6 @@ class RunState:
     def running(self) -> dict[int, int]:
         """The attempts of the replicas whose ranks run."""
         return {r.id: r.attempt for r in self.replicas if r.state in RANKS_RUN}
-
-    lost: Mapping[str, LostHost] = field(default_factory=dict)
 
     def with_replica(self, replica: Replica) -> RunState:
         return replace(self, replicas=tuple(replica if replica.id == r.id else r for r in self.replicas))
@@ -264,6 +265,15 @@ def _agent_lost(r: Replica, e: Event) -> Replica:
     return replace(lost, suspects=(*lost.suspects, str(e.data["host"])) if "host" in e.data else lost.suspects)
 
 
+def _host_unfit(r: Replica, e: Event) -> Replica:
+    """A host failed its check before ranks were started there: nothing is tried again on it."""
+    host = str(e.data.get("host", r.hosts[0]))
+    if r.state is State.LAUNCHING:
+        failure = _failure(e, launch=True)
+        r = _with_failure(r, replace(failure, what=f"{host} failed its check: {failure.what}", unfit=True))
+    return r.to(State.LOST, e.t, suspects=(host,))
+
+
 def _rank_done(r: Replica, e: Event) -> Replica:
     done = r.done_ranks | {int(e.data["rank"])}
     r = replace(r, done_ranks=done)
@@ -335,6 +345,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     State.PARKED: {Kind.HOST_REPLACED: _unparked, **_END},
     State.LAUNCHING: {
         Kind.AGENT_JOINED: _agent_joined,
+        Kind.HOST_UNFIT: _host_unfit,
         Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone,
         **_END,
@@ -369,6 +380,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     },
     State.CLEARING: {
         Kind.AGENT_CLEARED: _agent_cleared,
+        Kind.HOST_UNFIT: _host_unfit,
         Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone_after_failure,
         **_END,
@@ -382,7 +394,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
 }
 
 _OF_AN_ATTEMPT = frozenset({Kind.PROGRESSED, Kind.RANK_FAILED, Kind.RANK_DONE, Kind.AGENT_CLEARED, Kind.COMMIT})
-_OF_A_STEP = frozenset({Kind.AGENT_JOINED, Kind.AGENT_LOST, Kind.STEP_EXITED})
+_OF_A_STEP = frozenset({Kind.AGENT_JOINED, Kind.AGENT_LOST, Kind.STEP_EXITED, Kind.HOST_UNFIT})
 
 
 def _is_late(r: Replica, e: Event) -> bool:
@@ -411,6 +423,8 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(state, save=None)
     if kind is Kind.HOST_RETURNED:
         return _host_returned(state, str(data.get("host", "")))
+    if kind in (Kind.HOST_UNFIT, Kind.HOST_FIT):
+        state = _of_a_host(state, event)
     if event.replica is None or not 0 <= event.replica < len(state.replicas):
         return state
     replica = state.replicas[event.replica]
@@ -454,6 +468,14 @@ def _host_returned(state: RunState, host: str) -> RunState:
         return state
     lost = {name: about for name, about in state.lost.items() if name != host}
     return replace(state, lost=lost, spares=(*state.spares, host))
+
+
+def _of_a_host(state: RunState, event: Event) -> RunState:
+    host = str(event.data.get("host", ""))
+    others = {name: what for name, what in state.unfit.items() if name != host}
+    if event.kind is Kind.HOST_UNFIT:
+        others[host] = str(event.data.get("what", ""))
+    return replace(state, unfit=others)
 
 
 def _run_started(event: Event) -> RunState:

@@ -129,6 +129,7 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
     if state.save and not saving.waits_for(state.save, state.running, now, bool(state.stop)):
         actions.append(EndSave(state.save.id, saving.outcome(state.save, state.collective)))
     spares = state.spares
+    spares = tuple(host for host in state.spares if host not in state.unfit)
     for replica in state.replicas:
         action, reasons[replica.id] = _choose(now, replica, replace(state, spares=spares), policy, doomed)
         if action is not None:
@@ -263,11 +264,11 @@ def _repair_by_step(now: float, r: Replica, policy: Policy, spares: Sequence[str
 def _bad_host(r: Replica, count: int, used_up: bool) -> str:
     """The host that a spare should replace, or ''. `count` step restarts have been used on the present hosts.
 
-    One whose agent fell silent, or did not come up a second time: a busy Slurm may refuse a step once. Or,
-    when the restarts are used up, the one on which the replica failed last; a program that has never got on
-    anywhere fails on every host, and takes no spare.
+    One whose agent fell silent, or that failed its check, or whose agent did not come up a second time: a busy
+    Slurm may refuse a step once. Or, when the restarts are used up, the one on which the replica failed last; a
+    program that has never got on anywhere fails on every host, and takes no spare.
     """
-    if r.suspects and (count or used_up or not (r.failure and r.failure.launch)):
+    if r.suspects and (count or used_up or not (r.failure and r.failure.launch and not r.failure.unfit)):
         return r.suspects[0]
     host = r.failure.host if r.failure else ""
     return host if used_up and r.ever_joined and host in r.hosts else ""

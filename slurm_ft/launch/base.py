@@ -100,6 +100,10 @@ class Launcher(Protocol):
         """Start a step. Raises LaunchError when not even its first process can be started."""
         ...
 
+    def look(self, host: str, command: str) -> tuple[list[str], dict[str, str]]:
+        """The command line that runs a health check on a host without a step, and its environment."""
+        ...
+
     def adopt(self, request: Request, pid: int) -> StepHandle:
         """Take over a step whose first process is, or was, `pid`."""
         ...

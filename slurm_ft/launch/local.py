@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ft import env
+from slurm_ft.agent import fitness
 from slurm_ft.agent.process import open_log
 from slurm_ft.errors import LaunchError
 from slurm_ft.launch import localstep
@@ -47,6 +48,9 @@ class LocalLauncher:
         except OSError as error:
             raise LaunchError(f"a local step cannot be started: {error}") from None
         return LocalStep(process.pid, mark, Watched(process.pid, process))
+
+    def look(self, host: str, command: str) -> tuple[list[str], dict[str, str]]:
+        return fitness.shell(command), fitness.check_environment({**os.environ, env.HOST: host})
 
     def adopt(self, request: Request, pid: int) -> LocalStep:
         mark = _mark(request)

@@ -17,14 +17,15 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ft import env
+from slurm_ft.agent import fitness
 from slurm_ft.agent.process import open_log
 from slurm_ft.aside import Aside
 from slurm_ft.errors import EXIT_LAUNCH, LaunchError
 from slurm_ft.launch.base import Ended, Request, Watched, exit_words
+from slurm_ft.launch.helper import Allocation, helper_argv
 from slurm_ft.slurm.hostlist import compress
 
 GONE_WITHIN = 10.0
@@ -35,15 +36,6 @@ WORDS_WITHIN = 2.0
 
 KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME"})
 """The only variables of Slurm's that a step's srun sees: where Slurm is, and in which job."""
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """What a step asks for on each host: all that the job has there."""
-
-    job_id: str
-    cpus_per_host: int
-    gpus_per_host: int = 0
 
 
 def step_argv(request: Request, allocation: Allocation) -> list[str]:
@@ -68,6 +60,7 @@ def step_argv(request: Request, allocation: Allocation) -> list[str]:
         "--unbuffered",
         "--input=none",
         "--export=ALL",
+        *allocation.options,
     ]
     return ["srun", *options, *request.agent_argv()]
 
@@ -103,6 +96,11 @@ class SrunLauncher:
         except OSError as error:
             raise LaunchError(f"srun cannot be started: {error.strerror}", "is Slurm's client on the PATH?") from None
         return SrunStep(request, self._allocation.job_id, Watched(process.pid, process))
+
+    def look(self, host: str, command: str) -> tuple[list[str], dict[str, str]]:
+        name = f"sft-check-{host}"
+        argv = helper_argv(self._allocation, [host], name, fitness.shell(command))
+        return argv, fitness.check_environment(step_environment(os.environ, os.environ.get(env.RUN, "")))
 
     def adopt(self, request: Request, pid: int) -> SrunStep:
         return SrunStep(request, self._allocation.job_id, Watched(pid if _is_client_of(pid, request) else 0))
@@ -192,7 +190,7 @@ async def _output(*argv: str) -> str | None:
     return out.decode("utf-8", errors="replace")
 
 
-def allocation_from(surroundings: Mapping[str, str]) -> Allocation:
+def allocation_from(surroundings: Mapping[str, str], options: Sequence[str] = ()) -> Allocation:
     """The allocation around us, from the batch step's environment.
 
     The smallest host decides the CPUs of a step: all hosts of a step must be able to give them.
@@ -203,6 +201,7 @@ def allocation_from(surroundings: Mapping[str, str]) -> Allocation:
         job_id=surroundings["SLURM_JOB_ID"],
         cpus_per_host=min(_counts(cpus)),
         gpus_per_host=int(gpus) if gpus.isdigit() else 0,
+        options=tuple(options),
     )
 
 

@@ -7,12 +7,12 @@ It is computed from the events alone, as plain data first (`compute`) and then a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from slurm_ft.controller.state import Failure, State
-from slurm_ft.observe import text
+from slurm_ft.observe import text, unfit
 from slurm_ft.observe.explain import failure_json, failure_lines
 from slurm_ft.observe.goodput import Goodput, measure
 from slurm_ft.observe.incidents import OUTCOMES, STAGES, Incident
@@ -50,6 +50,7 @@ class Report:
     failures: tuple[tuple[int, Failure], ...]
     end_reason: str
     advice: tuple[str, ...]
+    unfit: Mapping[str, str]
 
 
 def compute(ledger: Ledger, policy: Policy | None = None) -> Report:
@@ -68,6 +69,7 @@ def compute(ledger: Ledger, policy: Policy | None = None) -> Report:
         failures=tuple((r.id, r.first_failure) for r in failed if r.first_failure is not None),
         end_reason=ledger.end_reason,
         advice=tuple(advise(incidents, goodput, snapshot))[:MOST_ADVICE],
+        unfit=ledger.state.unfit,
     )
 
 
@@ -176,6 +178,7 @@ def lines(report: Report, alive: bool | None = None) -> list[str]:
     shown += [_goodput_line(report), *_time_lines(report.goodput, report.sessions)]
     for replica, failure in report.failures:
         shown += ["", *failure_lines(replica, failure)]
+    shown += unfit.lines(report.unfit)
     if report.advice:
         shown += ["", *(f"advice: {text.clean(words)}" for words in report.advice)]
     return shown
@@ -272,6 +275,7 @@ def to_json(report: Report, alive: bool | None = None) -> dict[str, Any]:
         "tokens": report.tokens,
         "steps": None if report.steps is None else vars(report.steps),
         "advice": list(report.advice),
+        "unfit_hosts": dict(report.unfit),
     }
 
 

@@ -200,6 +200,8 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.HOST_REPLACED: lambda data: f"the spare {data.get('spare', '?')} takes the place of {data.get('bad', '?')}",
     Kind.PARKED: lambda data: f"it waits for {hostlist(data.get('hosts', []))}: {data.get('why', '')}",
     Kind.DELAYED: lambda data: f"its repair waits until {time_of_day(data.get('until'))}: {data.get('why', '')}",
+    Kind.HOST_UNFIT: lambda data: f"{data.get('host', '?')} failed its check: {data.get('what', '?')}",
+    Kind.HOST_FIT: lambda data: f"{data.get('host', '?')} passes its check again",
     Kind.STOP_REQUESTED: _stop,
     Kind.SAVE_REQUESTED: lambda data: f"the ranks are asked to save: {data.get('why', 'no reason given')}",
     Kind.SAVE_ENDED: _save_ended,

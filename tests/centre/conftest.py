@@ -48,17 +48,17 @@ class ModuleSystem:
     name: str
     function: str
 
-    def shell(self, lines: str, modules: Path, folder: Path) -> str:
+    def shell(self, lines: str, modules: Path, folder: Path, **environment: str) -> str:
         script = f'{self.function}\nexport MODULEPATH="{modules}"\nset -e\n{lines}\n'
-        return run("bash", "--norc", "-c", script, folder=folder, LMOD_DIR="").stdout
+        return run("bash", "--norc", "-c", script, folder=folder, LMOD_DIR="", **environment).stdout
 
 
 @pytest.fixture(scope="session", params=["Environment Modules", "Lmod"])
 def module_system(request: pytest.FixtureRequest) -> ModuleSystem:
-    return _environment_modules() if request.param == "Environment Modules" else _lmod()
+    return environment_modules() if request.param == "Environment Modules" else lmod()
 
 
-def _environment_modules() -> ModuleSystem:
+def environment_modules() -> ModuleSystem:
     root = unpacked("environment-modules", "tcl8.6", "libtcl8.6")
     command = next(root.glob("usr/lib/*/modulecmd.tcl"))
     libraries = next(root.glob("usr/lib/*/libtcl8.6.so")).parent
@@ -66,7 +66,7 @@ def _environment_modules() -> ModuleSystem:
     return ModuleSystem("Environment Modules", f'module() {{ eval "$({tcl} "{command}" bash "$@")"; }}')
 
 
-def _lmod() -> ModuleSystem:
+def lmod() -> ModuleSystem:
     root = unpacked("lmod", "lua5.3", "lua-filesystem", "lua-json", "lua-posix", "lua-term", "lua-lpeg")
     program = next(root.glob("usr/share/lmod/*/libexec/lmod"))
     here = program.with_name("lmod-here")

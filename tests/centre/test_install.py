@@ -36,6 +36,21 @@ def test_the_sample_of_the_sites_settings_becomes_the_sites_file(
     assert f"# {site}\n" in next(line + "\n" for line in out.splitlines() if line.startswith('qos = "centre"'))
 
 
+def test_the_samples_find_the_installation_that_they_are_part_of(centre: Path, tmp_path: Path) -> None:
+    share = centre / "share" / "slurm-ft"
+    assert sorted(path.name for path in share.iterdir()) == ["epilog.sh", "prolog.sh", "slurm-ft.nhc"]
+    prolog = tmp_path / "prolog.sh"
+    prolog.symlink_to(share / "prolog.sh")
+    text = (share / "prolog.sh").read_text()
+    refusing = share / "refusing.sh"
+    refusing.write_text(text.replace("\nrefuse=no\n", "\nrefuse=yes\n").replace("logger -t slurm-ft --", "echo"))
+    run("sh", str(prolog), folder=tmp_path, SLURM_JOB_GPUS="")
+    out = run("sh", str(refusing), folder=tmp_path, code=1, SLURM_JOB_GPUS="0," * 99, SLURMD_NODENAME="n1").stdout
+    refusing.unlink()
+    assert "of 99 GPUs are there" in out
+    assert "to drain: scontrol update NodeName=n1 State=DRAIN Reason=" in out
+
+
 def test_only_slurm_ft_is_on_a_users_path(centre: Path) -> None:
     assert [path.name for path in (centre / "bin").iterdir()] == ["slurm-ft"]
 

@@ -11,7 +11,9 @@ from slurm_ft.testing.devcluster import DevCluster
 
 SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
 SITE = """
-setup = ["export NCCL_OF_THE_MODULE=module"]
+scratch = "/tmp/$USER_OF_THE_HOST"
+srun_args = ["--export=ALL,OF_SRUN=site"]
+setup = ["export USER_OF_THE_HOST=me", "export NCCL_OF_THE_MODULE=module"]
 sbatch_args = ["--comment=of the site"]
 [network]
 NCCL_OF_THE_SITE = "a b $HOME"
@@ -32,13 +34,15 @@ def test_ranks_see_the_sites_network_variables_where_nobody_set_them(devcluster:
         "NCCL_OF_THE_USER": "user",
     }
     argv = [SLURM_FT, "submit", "--local-run-dir", "--run-dir", str(tmp_path / "run"), "--runs", str(tmp_path / "runs")]
-    argv += ["--time", "5", "--", "bash", "-c", f"env | grep ^NCCL_OF | sort > {seen}"]
+    argv += ["--time", "5", "--", "bash", "-c", f"env | grep -E '^(NCCL_OF|OF_SRUN|SLURM_FT_SCRATCH=)' | sort > {seen}"]
     done = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert seen.read_text().splitlines() == [
         "NCCL_OF_THE_MODULE=module",
         "NCCL_OF_THE_SITE=a b $HOME",
         "NCCL_OF_THE_USER=user",
+        "OF_SRUN=site",
+        "SLURM_FT_SCRATCH=/tmp/me",
     ]
 
 

@@ -64,6 +64,17 @@ class AnyHistory(RuleBasedStateMachine):
         if index in self.world.joined.get(replica, ()) and replica in self.world.steps:
             self.world.silent(replica, index)
 
+    @rule(replica=NUMBERS, index=st.integers(0, 1))
+    def a_host_fails_its_check(self, replica: int, index: int) -> None:
+        waits = self.world.replica(replica).state in (State.LAUNCHING, State.CLEARING)
+        if waits and replica in self.world.steps and not self.over():
+            self.world.unfit(replica, index % self.world.hosts)
+
+    @rule(number=st.integers(0, 1), word=st.sampled_from(["fit", "unfit"]))
+    def a_spare_is_checked(self, number: int, word: str) -> None:
+        if f"spare{number}" in self.world.supervisor.state.spares and not self.over():
+            self.world.spare(f"spare{number}", word)
+
     @rule(replica=NUMBERS)
     def a_step_exits(self, replica: int) -> None:
         if replica in self.world.steps:

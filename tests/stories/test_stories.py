@@ -281,6 +281,52 @@ STORIES = {
                 "clear 0.3; end 0.2 grace 5; launch 0.3 with spare0; start 0.4",
         ends=None,
     ),
+    "a host fails its check before the first attempt: a spare takes its place at once": Story(
+        replicas=2,
+        spares=1,
+        history="unfit 0; up 1; exit 0; up 0",
+        effects="launch 0.1; launch 1.1; end 0.1 grace 5; start 1.1; launch 0.2 with spare0; start 0.1",
+        ends=None,
+    ),
+    "one host of two fails its check, before or after the other is there: the spare takes its place": Story(
+        hosts=2,
+        spares=2,
+        history="join 0 0; unfit 0 1; exit 0; unfit 0 0; exit 0; up 0",
+        effects="launch 0.1; end 0.1 grace 5; launch 0.2 with spare0; end 0.2 grace 5; "
+                "launch 0.3 with spare1 with spare0; start 0.1",
+        ends=None,
+    ),
+    "a host fails its check when a broken replica is to start again there": Story(
+        spares=1,
+        history="up 0; fail 0; unfit 0; exit 0; up 0",
+        effects="launch 0.1; start 0.1; clear 0.1; end 0.1 grace 5; launch 0.2 with spare0; start 0.2",
+        ends=None,
+    ),
+    "a host fails its check and there is no spare: it is tried again, then given up as a launch failure": Story(
+        policy=Policy(step=Budget(1, 1800.0), backoff=0.0),
+        history="unfit 0; exit 0; unfit 0; exit 0",
+        effects="launch 0.1; end 0.1 grace 5; launch 0.2; end 0.2 grace 5",
+        ends=97,
+        because="0 of 8 GPUs are there",
+    ),
+    "a spare that fails its check is not taken; the next one is": Story(
+        spares=2,
+        history="up 0; spare spare0 unfit; silent 0; exit 0; up 0",
+        effects="launch 0.1; start 0.1; end 0.1 grace 5; launch 0.2 with spare1; start 0.2",
+        ends=None,
+    ),
+    "the only spare is unfit: the replica is started again where it was": Story(
+        spares=1,
+        history="up 0; spare spare0 unfit; silent 0; exit 0; up 0",
+        effects="launch 0.1; start 0.1; end 0.1 grace 5; launch 0.2; start 0.2",
+        ends=None,
+    ),
+    "a spare that passes its check again is taken": Story(
+        spares=1,
+        history="up 0; spare spare0 unfit; spare spare0 fit; silent 0; exit 0; up 0",
+        effects="launch 0.1; start 0.1; end 0.1 grace 5; launch 0.2 with spare0; start 0.2",
+        ends=None,
+    ),
     "a program that crashes everywhere takes no spare": Story(
         spares=1,
         policy=Policy(in_place=Budget(0, 1.0), step=Budget(0, 1.0)),

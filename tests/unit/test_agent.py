@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from slurm_ft.agent.main import PORTS, address_towards, free_port, tail
 from slurm_ft.channel import Message, Server, make_keys
+from slurm_ft.hostspec import HostSpec
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.spec import Policy, ReplicaSpec, RunSpec
 from tests.waiting import until
@@ -74,12 +76,16 @@ def with_agent(
     command: tuple[str, ...] = SLEEP,
     ranks: int = 1,
     policy: Policy = POLICY,
+    host: HostSpec | None = None,
+    begins: str = "hello",
 ) -> int:
     """The agent's exit code after the story; it is told to leave when it has not left by then."""
     paths = RunPaths(folder / "run")
     paths.create()
     make_keys(paths)
-    spec = RunSpec("x", ReplicaSpec(command, 1, ranks), replicas=3, cluster="local", policy=policy)
+    spec = RunSpec(
+        "x", ReplicaSpec(command, 1, ranks), replicas=3, cluster="local", policy=policy, host=host or HostSpec()
+    )
     write_json(paths.spec, spec.to_json())
 
     async def within() -> int:
@@ -87,7 +93,7 @@ def with_agent(
             controller = Controller(paths)
             listening = asyncio.ensure_future(controller.listen())
             try:
-                await controller.said("hello")
+                await controller.said(begins)
                 await story(controller)
                 controller.tell("shutdown", grace=0.1)
                 return await controller.left()
@@ -250,6 +256,63 @@ def test_without_any_controller_it_leaves_after_orphan_timeout(tmp_path: Path) -
         await controller.said("leaving")
 
     assert with_agent(tmp_path, story, policy=Policy(kill_grace=0.1, orphan_timeout=0.5)) == 1
+
+
+def sick(folder: Path) -> HostSpec:
+    """A check that fails while the folder holds a file `sick`."""
+    return HostSpec(health_check=f"test ! -e {folder}/sick || {{ echo ERROR: $SLURM_FT_HOST is sick; exit 1; }}")
+
+
+def test_an_agent_on_an_unfit_host_says_so_starts_nothing_and_leaves_as_a_failed_launch(tmp_path: Path) -> None:
+    (tmp_path / "sick").touch()
+
+    async def story(controller: Controller) -> None:
+        unfit = await controller.said("unfit")
+        names = ("replica", "step", "index", "host", "what")
+        assert [unfit[name] for name in names] == [1, 2, 0, "here", "here is sick"]
+        await controller.said("leaving")
+        assert not controller.all("hello")
+
+    policy = Policy(agent_timeout=0.2)
+    assert with_agent(tmp_path, story, policy=policy, host=sick(tmp_path), begins="unfit") == 97
+
+
+def test_a_host_is_checked_again_before_a_broken_replica_starts_there(tmp_path: Path) -> None:
+    async def story(controller: Controller) -> None:
+        controller.start()
+        await controller.runs()
+        controller.clear()
+        await controller.said("cleared")
+        controller.start(2)
+        await controller.runs(2)
+        (tmp_path / "sick").touch()
+        controller.clear(2)
+        await controller.said("unfit")
+        await controller.said("leaving")
+        assert len(controller.all("cleared")) == 1
+
+    assert with_agent(tmp_path, story, policy=Policy(kill_grace=0.5, agent_timeout=2.0), host=sick(tmp_path)) == 97
+
+
+def test_ranks_run_on_the_cpus_next_to_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for nvidia-smi; the CPUs and the ranks are real."""
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("this machine has one CPU")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 00000000:C1:00.0, GPU, 100, 0\necho 00000000:C2:00.0, GPU, 100, 0\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    async def story(controller: Controller) -> None:
+        controller.start()
+        await controller.said("rank_done", 2)
+
+    show = ("sh", "-c", "grep Cpus_allowed_list /proc/self/status | cut -f2")
+    with_agent(tmp_path, story, show, ranks=2, host=HostSpec(gpu_cpus=f"{cpus[1]} {cpus[0]}"))
+    logs = [(tmp_path / f"run/replicas/1/attempt_1/{rank}.log").read_text() for rank in (0, 1)]
+    assert logs == [f"{cpus[1]}\n", f"{cpus[0]}\n"]
 
 
 def test_an_agent_on_a_host_that_is_not_its_replicas_says_so() -> None:

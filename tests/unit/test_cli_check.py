@@ -1,4 +1,4 @@
-"""`slurm-ft check`: silent when all is well, one line for each fault otherwise."""
+"""`slurm-ft check --native`: silent when all is well, one line for each fault otherwise."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_gpus_without_their_library_are_a_fault() -> None:
 
 def test_faults_are_printed_and_the_exit_code_says_so() -> None:
     environment = {"SLURM_FT_NATIVE_LIB": "/nonexistent"}
-    result = CliRunner().invoke(check.command, [], env=environment)
+    result = CliRunner().invoke(check.command, ["--native"], env=environment)
     assert result.exit_code == 1
     assert result.output.startswith("ERROR: the native library for host cannot be used")
-    assert json.loads(CliRunner().invoke(check.command, ["--json"], env=environment).output)["faults"]
+    assert json.loads(CliRunner().invoke(check.command, ["--native", "--json"], env=environment).output)["faults"]

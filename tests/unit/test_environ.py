@@ -18,6 +18,7 @@ PLACE = Place(
     socket="@slurm-ft-1",
     lighthouse="http://127.0.0.1:4711",
     error_file="/runs/my run/errors/2-5-9.json",
+    scratch="/scratch/me",
 )
 CONTRACT = {
     "RANK": "9",
@@ -30,6 +31,7 @@ CONTRACT = {
     "REPLICA_GROUP_ID": "2",
     "NUM_REPLICA_GROUPS": "4",
     "SLURM_FT_RUN": "/runs/my run",
+    "SLURM_FT_SCRATCH": "/scratch/me",
     "SLURM_FT_REPLICA": "2",
     "SLURM_FT_ATTEMPT": "5",
     "SLURM_FT_SOCKET": "@slurm-ft-1",

@@ -134,7 +134,7 @@ def test_a_spec_comes_back_from_json_as_it_was(spec: RunSpec) -> None:
     ("value", "words"),
     [
         (changed("replcas", to=3), ["run.replcas is unknown", "did you mean `replicas`?"]),
-        (changed("zzz", to=3), ["run.zzz is unknown", "known: cluster, name, policy, replica, replicas, spares"]),
+        (changed("zzz", to=3), ["run.zzz is unknown", "known: cluster, host, name, policy, replica, replicas, spares"]),
         (changed("policy", "kill_grase", to=3), ["run.policy.kill_grase is unknown", "`kill_grace`"]),
         (changed("policy", "in_place", "seconds", to="10"), ["run.policy.in_place.seconds is '10'", "give a number"]),
         (changed("replicas", to="three"), ["run.replicas is 'three'", "give a whole number"]),

@@ -42,6 +42,8 @@ DATA: dict[Kind, dict[str, Any]] = {
     K.AGENT_LOST: {"step": 2, "index": 0, "what": "silent"},
     K.STEP_ENDING: {"step": 2, "then": "STOPPED", "why": "because"},
     K.STEP_EXITED: {"step": 2, "code": 1, "what": "the step exited with code 1"},
+    K.HOST_UNFIT: {"step": 2, "index": 0, "host": "a", "what": "0 of 8 GPUs are there"},
+    K.HOST_FIT: {"host": "a"},
     K.HOST_REPLACED: {"bad": "a", "spare": "s"},
     K.COMMIT: {"attempt": 3, "committed": True},
     K.RUN_ENDED: {"code": 0},
@@ -57,6 +59,7 @@ TABLE = {
     S.PARKED: {K.HOST_REPLACED: S.PENDING, K.STEP_ENDING: S.STOPPED},
     S.LAUNCHING: {
         K.AGENT_JOINED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
+        K.HOST_UNFIT: S.LOST,
     },
     S.READY: {
         K.RANKS_STARTED: S.RUNNING, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
@@ -71,7 +74,10 @@ TABLE = {
         K.STEP_ENDING: S.ENDING,
     },
     S.BROKEN: {K.CLEARING: S.CLEARING, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
-    S.CLEARING: {K.AGENT_CLEARED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
+    S.CLEARING: {
+        K.AGENT_CLEARED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
+        K.HOST_UNFIT: S.LOST,
+    },
     S.LOST: {K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
     S.FINISHED: {K.STEP_EXITED: S.DONE, K.STEP_ENDING: S.ENDING},
     S.ENDING: {K.STEP_EXITED: S.FAILED, K.STEP_ENDING: S.ENDING},

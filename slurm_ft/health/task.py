@@ -1,0 +1,77 @@
+"""One host's part of a check of all hosts: `python -m slurm_ft.health.task`, started by srun on each.
+
+What is asked of it is in a variable and not among its arguments, which other users of the host could read.
+
+Prints one line of JSON: the host, its faults, how far ahead the clock of the next host is, and which slurm-ft and
+Python it is that answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slurm_ft import __version__, env
+from slurm_ft.health import fabric, ring
+from slurm_ft.health.bounded import Check, bounded
+from slurm_ft.health.node import Wanted, checks
+
+
+def look(order: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """Do what the order says, as this host."""
+    answer: dict[str, Any] = {"host": host, "version": __version__, "python": sys.executable}
+    wanted = Wanted(order["gpus"], order["environ"] | dict(os.environ), order["shared"], order["scratch"])
+    post, faults = None, []
+    folder, hosts = Path(order["folder"]), list(order["hosts"])
+    # Before the processes of the checks are forked: the others wait for it. A fork does not mind the one thread.
+    if order["folder"]:
+        try:
+            post = ring.Post(_address(wanted), order["word"])
+            ring.write_token(folder, host, {"address": _address(wanted), "port": post.port})
+        except OSError as error:
+            faults.append(f"{folder.parent} cannot be written: {error}")
+    looks: dict[str, Check] = {"programs and libraries": partial(absent, order["folders"])}
+    faults += bounded(looks | checks(wanted, frozenset(order["areas"])), order["seconds"])
+    if post is not None:
+        found = ring.tokens(folder, hosts)
+        faults += [f"{folder.parent} is not shared: what {other} writes is not seen" for other in hosts
+                   if other not in found]  # fmt: skip
+        following = hosts[(hosts.index(host) + 1) % len(hosts)]
+        if "network" in order["areas"] and following in found:
+            token = found[following]
+            try:
+                answer["ahead"] = ring.call(str(token["address"]), int(str(token["port"])), order["word"])
+            except OSError as error:
+                faults.append(f"{following} is not reached at {token['address']}: {error}")
+            post.wait(ring.CALL_WITHIN)
+    return answer | {"faults": faults}
+
+
+def absent(folders: Mapping[str, str]) -> list[str]:
+    """Folders that are on the host which asks and not here: a module or a mount that is missing."""
+    return [f"there is no {folder}, which {variable} names" for folder, variable in folders.items()
+            if not Path(folder).is_dir()]  # fmt: skip
+
+
+def _address(wanted: Wanted) -> str:
+    """Where the others reach us: on the fabric; without one at what our name stands for."""
+    found = fabric.address(wanted.environ)
+    if found:
+        return found
+    return socket.gethostbyname(socket.gethostname())
+
+
+def main() -> None:
+    order = json.loads(os.environ[env.CHECK])
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    print(json.dumps(look(order, host)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

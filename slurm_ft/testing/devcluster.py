@@ -61,7 +61,8 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default = getattr(config.Shape, name)
         flag = f"--{name.replace('_', '-')}"
         command = click.option(flag, type=int, default=default, show_default=True, help=text)(command)
-    return command
+    command = click.option("--accounting", is_flag=True, help="With slurmdbd and MariaDB, for sacct.")(command)
+    return click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm in DIR/bin, DIR/sbin.")(command)
 
 
 @click.group(
@@ -82,7 +83,7 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
 @shape_options
 @folder_option
 @click.option("--die-with", type=int, metavar="PID", help="Take the cluster down when this process ends.")
-def up(folder: Path | None, die_with: int | None, **shape: int) -> None:
+def up(folder: Path | None, die_with: int | None, **shape: Any) -> None:
     """Start a cluster. Returns when all hosts are idle."""
     cluster = DevCluster(folder=folder, die_with=die_with or 0, **shape)
     cluster.up()
@@ -146,7 +147,7 @@ def revive_host(host: str, folder: Path | None) -> None:
 @shape_options
 @folder_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(folder: Path | None, command: tuple[str, ...], **shape: int) -> None:
+def run(folder: Path | None, command: tuple[str, ...], **shape: Any) -> None:
     """Run a command on the cluster; if none is up, on one that lives as long as the command."""
     cluster = DevCluster(folder=folder, **shape)
     if any(process.role == "slurmctld" for process in cluster.processes()):

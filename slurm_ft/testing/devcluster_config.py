@@ -85,7 +85,8 @@ PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
-AccountingStoragePort={port}"""
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.sock"""
 
 NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
 
@@ -259,7 +260,7 @@ def slurm_conf(folder: Path, shape: Shape, ports: list[int]) -> str:
         kill_wait=shape.kill_wait,
         nodes=_node_lines(shape, machine, ports[1 : 1 + shape.hosts]),
         plugins=plugin_line(shape),
-        accounting=ACCOUNTING.format(port=ports[-1]) if shape.accounting else NO_ACCOUNTING,
+        accounting=ACCOUNTING.format(port=ports[-1], folder=folder) if shape.accounting else NO_ACCOUNTING,
     )
 
 

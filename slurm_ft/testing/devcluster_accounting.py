@@ -35,6 +35,7 @@ StorageLoc=slurm_acct_db
 {plugins}
 """
 
+
 def find_programs(slurm_root: str = "") -> dict[str, str]:
     """Full paths of what accounting needs. Raises LaunchError where a program is not installed."""
     try:

@@ -153,7 +153,9 @@ def plugin_folder(slurm_root: str) -> Path:
     for place in places:
         if (place / "auth_munge.so").exists():
             return place
-    raise UsageError(f"{slurm_root} has no plugins of Slurm", f"looked for auth_munge.so in {', '.join(map(str, places))}")
+    raise UsageError(
+        f"{slurm_root} has no plugins of Slurm", f"looked for auth_munge.so in {', '.join(map(str, places))}"
+    )
 
 
 def check_folder(folder: Path) -> None:

@@ -170,7 +170,9 @@ class DevCluster:
         self._spawn("slurmdbd", [programs["slurmdbd"], "-D"], accounting.environment(self.folder))
         add = ("sacctmgr", "--immediate", "--quiet", "add", "cluster", "devcluster")
         listed = ("sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=cluster")
-        self._await(lambda: self._ask(*add) or "devcluster" in self._ask(*listed), deadline, "slurmdbd", "mariadbd")
+        self._await(
+            lambda: bool(self._ask(*add)) or "devcluster" in self._ask(*listed), deadline, "slurmdbd", "mariadbd"
+        )
 
     def _munged(self) -> list[str]:
         """`--force`: munged wants a socket that all users can reach; ours is for one user."""

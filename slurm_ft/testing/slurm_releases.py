@@ -31,7 +31,19 @@ SECONDS = 300.0
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd")
 HEADERS = ("libslurm-dev",)
-CLIENTS = ("srun", "sbatch", "salloc", "scancel", "scontrol", "sinfo", "squeue", "sacct", "sacctmgr", "sattach", "sdiag")
+CLIENTS = (
+    "srun",
+    "sbatch",
+    "salloc",
+    "scancel",
+    "scontrol",
+    "sinfo",
+    "squeue",
+    "sacct",
+    "sacctmgr",
+    "sattach",
+    "sdiag",
+)
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmdbd")
 RECORD = "release.json"
 
@@ -157,7 +169,9 @@ def keyring(origin: str, place: Path, mirrors: Mapping[str, str]) -> Path:
     if own.exists() or origin == "Debian":
         return own
     if "Debian" not in mirrors:
-        raise LaunchError(f"the keys of {origin} are not on this machine", f"install the package {origin.lower()}-keyring")
+        raise LaunchError(
+            f"the keys of {origin} are not on this machine", f"install the package {origin.lower()}-keyring"
+        )
     trixie = next(release for release in RELEASES if release.suite == "trixie")
     apt = Apt(place / "keys", mirrors["Debian"], trixie, keyring("Debian", place, mirrors))
     apt.download((f"{origin.lower()}-keyring",))

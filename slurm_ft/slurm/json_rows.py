@@ -70,7 +70,7 @@ def exit_code(value: Json) -> ExitCode | None:
     """An exit code: a wait status, "code:signal", or an object with return_code and signal."""
     if isinstance(value, Mapping) and "return_code" in value:
         code, signal = number(value["return_code"]), value.get("signal")
-        name = signal.get("id", signal.get("signal_id")) if isinstance(signal, Mapping) else signal
+        name = signal.get("id", signal.get("signal_id", signal)) if isinstance(signal, Mapping) else signal
         killed = whole(name)
         return (
             None

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyslurm
 
-from slurm_ft.slurm import readers, rows
+from slurm_ft.slurm import hostlist, readers, rows
 from slurm_ft.slurm.states import ExitCode, parse_state
 from slurm_ft.slurm.units import NoTime
 from slurm_ft.slurm.views import JobView, StepView, Unknown, Unreachable
@@ -56,9 +56,12 @@ class PyslurmReader:
         except pyslurm.PyslurmError as error:
             return _failed(job_id, error)
         named = ((f"{job_id}.{step.id}", step) for step in steps.values())
-        return [
-            StepView(name, str(step.name or ""), rows.hosts(str(step.allocated_nodes or ""))) for name, step in named
-        ]
+        return [StepView(name, str(step.name or ""), _hosts(step.allocated_nodes)) for name, step in named]
+
+
+def _hosts(nodes: Any) -> str:
+    """A step's hosts, which pyslurm expands and a job's not."""
+    return hostlist.compress(nodes) if isinstance(nodes, list) else rows.hosts(str(nodes or ""))
 
 
 def _number(job_id: str) -> int:

@@ -207,14 +207,14 @@ def job_of(paths: RunPaths, snapshot: Snapshot) -> str:
 def in_queue(paths: RunPaths, snapshot: Snapshot) -> str:
     """What Slurm says of the job of a run that has not started; '' where there is no job to ask about."""
     from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
-    from slurm_ft.slurm.states import reason_words
+    from slurm_ft.slurm.reasons import wait_words
 
     job = job_of(paths, snapshot)
     if not job:
         return ""
     answer = SlurmClient().job(job)
     if isinstance(answer, JobView):
-        why = f" ({reason_words(answer.reason)})" if answer.reason not in ("", "None") else ""
+        why = f" ({wait_words(answer.reason, job)})" if answer.reason not in ("", "None") else ""
         return f"its job {job}: {answer.state.words}{why}"
     if isinstance(answer, Unknown):
         return f"Slurm does not know its job {job} any more"

@@ -35,7 +35,7 @@ REASONS = {
     "DependencyNeverSatisfied": Reason(
         "it waits for a job that can no longer end as demanded: it will never start", "cancel it with scancel"
     ),
-    "JobHeldUser": Reason("held by its owner: `scontrol release` lets it go", "`scontrol release JOB`"),
+    "JobHeldUser": Reason("held by its owner", "`scontrol release JOB` lets it go"),
     "JobHeldAdmin": Reason("held by an administrator", _ADMIN),
     "JobHoldMaxRequeue": Reason(
         "held because it was put back into the queue too often", "see why it failed, then `scontrol release JOB`"
@@ -134,6 +134,12 @@ def reason_words(text: str) -> str:
     if reason is None:
         return detail
     return f"{reason.words} ({detail})" if detail else reason.words
+
+
+def wait_words(text: str, job_id: str) -> str:
+    """A reason in plain words and, where there is something to do, what."""
+    what = advice(text, job_id)
+    return f"{reason_words(text)}; {what}" if what else reason_words(text)
 
 
 def advice(text: str, job_id: str = "JOB") -> str:

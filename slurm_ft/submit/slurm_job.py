@@ -27,7 +27,7 @@ from slurm_ft.errors import LaunchError, RunFolderError, TryAgain, UsageError
 from slurm_ft.observe.runs import Gone
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
-from slurm_ft.slurm.states import reason_words
+from slurm_ft.slurm.reasons import wait_words
 from slurm_ft.spec import RunSpec
 from slurm_ft.submit.crossing import submission_environment
 
@@ -199,7 +199,7 @@ class JobWatch:
             case JobView(state=field, reason=reason):
                 if field.state.pending and reason != self._said:
                     self._said = reason
-                    self._say(f"job {self._job_id} waits: {reason_words(reason)}")
+                    self._say(f"job {self._job_id} waits: {wait_words(reason, self._job_id)}")
                 return field.state.final
             case Unknown():
                 return True

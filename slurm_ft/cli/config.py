@@ -22,9 +22,7 @@ from slurm_ft.cli import common
 @click.option("--profile", metavar="NAME", help="Print a shipped profile's file, and leave.")
 @click.option("--sample", is_flag=True, help="Print a file that has every setting in a comment, and leave.")
 @click.option("--slurm", is_flag=True, help="Say which Slurm is here and who asks it (pyslurm or its commands).")
-def command(
-    show_origin: bool, as_json: bool, profiles: bool, profile: str | None, sample: bool, slurm: bool
-) -> None:
+def command(show_origin: bool, as_json: bool, profiles: bool, profile: str | None, sample: bool, slurm: bool) -> None:
     """Show the settings that hold for this user in this folder.
 
     From high to low: the options of a command, variables (SLURM_FT_PARTITION), ./slurm-ft.toml,

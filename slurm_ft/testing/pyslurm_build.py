@@ -57,8 +57,8 @@ def _build(folder: Path, place: Path, release: releases.Release) -> None:
         "LDFLAGS": "-Wl,--allow-shlib-undefined",
     }
     source = next(folder.glob("pyslurm-*/"))
-    _run([str(tools / "bin/python"), "setup.py", "-q", "build_ext", "--inplace"], source, settings)
-    _run([str(tools / "bin/python"), "setup.py", "-q", "egg_info"], source, settings)
+    _run([str(tools / "bin/python"), "setup.py", "build_ext", "--inplace"], source, settings)
+    _run([str(tools / "bin/python"), "setup.py", "egg_info"], source, settings)
 
 
 def _python(folder: Path, place: Path, cache: Path) -> None:

@@ -30,7 +30,7 @@ from slurm_ft.slurm.views import AccountRow, NoAccounting, Unreachable
 
 NAME = re.compile(r"sft-r([0-9]+)-s([0-9]+)")
 NO_SACCT = "the report without --sacct needs none"
-COLUMNS = ("STEP", "NAME", "STATE", "EXIT", "HOSTS", "SECONDS", "SLURM-FT")
+COLUMNS = ("STEP", "NAME", "STATE", "EXIT", "HOSTS", "SECONDS", "MAXRSS", "SLURM-FT")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def lines(accounts: Accounts) -> list[str]:
             f"  {text.short(float(job.elapsed))}"
         )
     rows = [text.cells(COLUMNS, _cells(step)) for step in accounts.steps]
-    shown += ["", *text.table(COLUMNS, rows, frozenset({"SECONDS"}))]
+    shown += ["", *text.table(COLUMNS, rows, frozenset({"SECONDS", "MAXRSS"}))]
     shown += [f"note: {text.clean(note)}" for note in accounts.notes]
     return shown
 
@@ -216,6 +216,7 @@ def _cells(step: Step) -> Mapping[str, Any]:
         "EXIT": row.exit_code.pair if row and row.exit_code else "-",
         "HOSTS": row.nodelist if row else ",".join(step.hosts),
         "SECONDS": str(row.elapsed) if row else "-",
+        "MAXRSS": "-" if row is None or row.memory is None else f"{row.memory}M",
         "SLURM-FT": step.words,
     }
 
@@ -254,4 +255,5 @@ def _row_json(row: AccountRow) -> dict[str, Any]:
         "start": text.iso(row.start),
         "end": text.iso(row.end),
         "elapsed": row.elapsed,
+        "max_rss_mib": row.memory,
     }

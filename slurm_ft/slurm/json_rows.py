@@ -11,6 +11,7 @@ A site's wrapper may print lines around the document: the document is the first 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -158,6 +159,7 @@ def _account(job: Mapping[str, Json]) -> Iterator[AccountRow]:
             derived=None,
             nodes=whole(nodes.get("count")),
             nodelist=hosts(str(nodes.get("range") or "")),
+            memory=_memory(row),
             cluster=cluster,
             **_times(row),
         )
@@ -174,6 +176,13 @@ def _step(value: Json, name: str) -> str:
     if step.isdigit() and int(step) > 2**31:
         step = str(int(step) - 2**32)
     return _NAMED_STEPS.get(step, step)
+
+
+def _memory(step: Mapping[str, Json]) -> int | None:
+    """The most resident memory of a task, which is in bytes below "requested": that means measured here."""
+    most = ((step.get("tres") or {}).get("requested") or {}).get("max") or ()
+    found = next((number(item.get("count")) for item in most if item.get("type") == "mem"), NoTime.UNKNOWN)
+    return None if isinstance(found, NoTime) else math.ceil(found / 1024**2)
 
 
 def _as_queued(job: Mapping[str, Json]) -> Mapping[str, Json]:

@@ -51,6 +51,7 @@ ACCOUNT_FIELDS = (
     "start",
     "end",
     "elapsedraw",
+    "maxrss",
     "cluster",
     "jobname",
 )
@@ -180,6 +181,7 @@ def _account(row: Mapping[str, str]) -> AccountRow | None:
         start=moment(row["start"]),
         end=moment(row["end"]),
         elapsed=elapsed,
+        memory=units.read_memory(row["maxrss"]),
         cluster=row["cluster"],
     )
 

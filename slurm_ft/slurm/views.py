@@ -66,7 +66,8 @@ class AccountRow:
     """One row of the accounting: a job (`step` is empty) or one of its steps.
 
     `start` and `end` are seconds since 1970, None where there is none yet. `derived` is the highest exit code of a
-    job's steps, as Slurm computes it; steps have none. A job that was put back into the queue has several rows.
+    job's steps, as Slurm computes it; steps have none. `memory` is the most that one task of a step had resident, in
+    MiB; None where it was not measured. A job that was put back into the queue has several rows.
     """
 
     job_id: str
@@ -80,6 +81,7 @@ class AccountRow:
     start: float | None
     end: float | None
     elapsed: int
+    memory: int | None = None
     cluster: str = ""
 
     @property

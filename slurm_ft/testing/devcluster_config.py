@@ -62,7 +62,6 @@ MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
 {accounting}
 PropagateResourceLimits=NONE
 # More CPUs and memory than the machine has are taken at their word.
@@ -83,12 +82,16 @@ PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 ACCOUNTING = """\
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={port}
 AccountingStoragePass={folder}/munge.sock"""
 
-NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
+NO_ACCOUNTING = """\
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none"""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import click
 from slurm_ft import events
 from slurm_ft.cli import common
 from slurm_ft.observe import accounting, report, runs
+from slurm_ft.slurm.client import cluster_of
 
 
 @common.command("report", examples=("slurm-ft report", "slurm-ft report titan-4711 --json"))
@@ -33,7 +35,7 @@ def command(run: str | None, runs_folder: str, as_json: bool, sacct: bool, clust
     accounts = None
     if sacct:
         told = list(events.read(paths.events))
-        found = accounting.ask(told, clusters)
+        found = accounting.ask(told, clusters or cluster_of(os.environ))
         accounts = accounting.reconcile(told, computed.incidents, found, computed.snapshot.ended)
     if as_json:
         value = report.to_json(computed, alive)

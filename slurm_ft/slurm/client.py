@@ -12,10 +12,11 @@ Questions go through a reader (readers.py): Slurm's commands, or pyslurm. Orders
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from signal import Signals
 
 from slurm_ft.errors import LaunchError, UsageError
@@ -34,6 +35,7 @@ __all__ = [
     "Submitted",
     "Unknown",
     "Unreachable",
+    "cluster_of",
     "command_environment",
     "read_submission",
 ]
@@ -172,6 +174,20 @@ def read_submission(text: str) -> Submitted:
         f"sbatch gave no job id; its answer was {text.strip()!r}.",
         "look for the job with `squeue --me` before you submit again",
     )
+
+
+def cluster_of(environ: Mapping[str, str], options: Sequence[str] = ()) -> str:
+    """The cluster that a person asks for on a site with several: by sbatch's --clusters or -M, else by a variable.
+
+    It may be several, with commas; Slurm's commands look in all of them.
+    """
+    words = [word for option in options for word in option.split()]
+    for word, after in itertools.pairwise([*words, ""]):
+        if match := re.fullmatch(r"(?:--clusters?=|-M=?)(.+)", word):
+            return match[1].strip("'\"")
+        if word in ("--clusters", "--cluster", "-M"):
+            return after.strip("'\"")
+    return environ.get("SLURM_CLUSTERS", "")
 
 
 def _checked_id(job_id: int | str) -> str:

@@ -184,8 +184,14 @@ class JobWatch:
     ASK_INTERVAL = 60.0
 
     def __init__(
-        self, paths: RunPaths, job_id: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        paths: RunPaths,
+        job_id: str,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        cluster: str = "",
     ) -> None:
+        self._slurm = SlurmClient(cluster=cluster)
         self._paths, self._job_id, self._say, self._clock = paths, job_id, say, clock
         self._gone = Gone(paths)
         self._ask_at = clock() + self.FIRST_ASK
@@ -195,7 +201,7 @@ class JobWatch:
         if (self._paths.events.exists() and not self._gone()) or self._clock() < self._ask_at:
             return False
         self._ask_at = self._clock() + self.ASK_INTERVAL
-        match SlurmClient().job(self._job_id):
+        match self._slurm.job(self._job_id):
             case JobView(state=field, reason=reason):
                 if field.state.pending and reason != self._said:
                     self._said = reason

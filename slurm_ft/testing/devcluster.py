@@ -151,7 +151,7 @@ def run(folder: Path | None, command: tuple[str, ...], **shape: Any) -> None:
     """Run a command on the cluster; if none is up, on one that lives as long as the command."""
     cluster = DevCluster(folder=folder, **shape)
     if any(process.role == "slurmctld" for process in cluster.processes()):
-        sys.exit(_run(command, cluster))
+        sys.exit(_run(command, running(folder)))
     with cluster:
         code = _run(command, cluster)
     sys.exit(code)

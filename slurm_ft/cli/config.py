@@ -21,7 +21,8 @@ from slurm_ft.cli import common
 @click.option("--profiles", is_flag=True, help="List the site profiles that are shipped, and leave.")
 @click.option("--profile", metavar="NAME", help="Print a shipped profile's file, and leave.")
 @click.option("--sample", is_flag=True, help="Print a file that has every setting in a comment, and leave.")
-def command(show_origin: bool, as_json: bool, profiles: bool, profile: str | None, sample: bool) -> None:
+@click.option("--slurm", is_flag=True, help="Say which Slurm is here and who asks it (pyslurm or its commands).")
+def command(show_origin: bool, as_json: bool, profiles: bool, profile: str | None, sample: bool, slurm: bool) -> None:
     """Show the settings that hold for this user in this folder.
 
     From high to low: the options of a command, variables (SLURM_FT_PARTITION), ./slurm-ft.toml,
@@ -35,12 +36,27 @@ def command(show_origin: bool, as_json: bool, profiles: bool, profile: str | Non
         click.echo(config.profile_text(profile), nl=False)
     elif sample:
         click.echo(config.sample(), nl=False)
+    elif slurm:
+        _slurm(as_json)
     else:
         found = config.settings(os.environ, Path.cwd())
         if as_json:
             common.print_json(_as_json(found))
         else:
             click.echo("\n".join(_lines(found, show_origin)))
+
+
+def _slurm(as_json: bool) -> None:
+    from slurm_ft.slurm.client import SlurmClient
+    from slurm_ft.slurm.commands import Commands
+    from slurm_ft.slurm.readers import choose
+
+    release = "{}.{:02d}".format(*SlurmClient().version())
+    choice = choose(Commands())
+    if as_json:
+        common.print_json({"schema": 1, "slurm": release, "reader": choice.reader.name, "why": choice.why})
+    else:
+        click.echo(f"Slurm {release}, asked by {choice.reader.name} ({choice.why})")
 
 
 def _lines(found: config.Settings, show_origin: bool) -> Iterator[str]:

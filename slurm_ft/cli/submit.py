@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -144,7 +145,7 @@ def _show(options: dict[str, Any], name: str, job_id: str, paths: RunPaths, clus
     click.echo(f"submitted {name} as {'job ' if cluster == 'slurm' else ''}{job_id}", err=True)
     click.echo(f"run folder: {paths.root}", err=True)
     if not options["no_wait"]:
-        sys.exit(_wait(paths, job_id, cluster))
+        sys.exit(_wait(paths, job_id, cluster, options["sbatch_args"]))
 
 
 def _cluster(choice: str, dry_run: bool) -> str:
@@ -209,14 +210,18 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> Submitted | None:
     return to_slurm(request, options["local_run_dir"])
 
 
-def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:
+def _wait(paths: RunPaths, job_id: str, cluster: str, sbatch_args: Sequence[str] = ()) -> int:
     """Show the run until it ends; gives its exit code."""
     from slurm_ft.observe.follow import follow
     from slurm_ft.observe.last_words import last_words
     from slurm_ft.observe.runs import Gone
+    from slurm_ft.slurm.client import cluster_of
     from slurm_ft.submit.slurm_job import JobWatch
 
-    gone = JobWatch(paths, job_id, partial(click.echo, err=True)) if cluster == "slurm" else Gone(paths)
+    gone: Callable[[], bool] = Gone(paths)
+    if cluster == "slurm":
+        where = cluster_of(os.environ, sbatch_args)
+        gone = JobWatch(paths, job_id, partial(click.echo, err=True), cluster=where)
     terminal = sys.stderr.isatty() and sys.stdin.isatty()
     history: int | None = None
     while True:

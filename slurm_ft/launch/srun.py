@@ -23,9 +23,10 @@ from slurm_ft import env
 from slurm_ft.agent import fitness
 from slurm_ft.agent.process import open_log
 from slurm_ft.aside import Aside
-from slurm_ft.errors import EXIT_LAUNCH, LaunchError
+from slurm_ft.errors import EXIT_LAUNCH, LaunchError, SlurmFTError
 from slurm_ft.launch.base import Ended, Request, Watched, exit_words
 from slurm_ft.launch.helper import Allocation, helper_argv
+from slurm_ft.slurm.client import SlurmClient, Unknown, Unreachable
 from slurm_ft.slurm.hostlist import compress
 
 GONE_WITHIN = 10.0
@@ -33,6 +34,9 @@ GONE_WITHIN = 10.0
 not to be believed, and a step that does not go is left to Slurm."""
 
 WORDS_WITHIN = 2.0
+
+ANSWER_SECONDS = 20.0
+"""For one question to Slurm about a step."""
 
 KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME"})
 """The only variables of Slurm's that a step's srun sees: where Slurm is, and in which job."""
@@ -126,6 +130,7 @@ class SrunStep:
         self._request = request
         self._job_id = job_id
         self._client = client
+        self._slurm = SlurmClient(timeout=ANSWER_SECONDS)
 
     async def wait(self) -> Ended:
         code = await self._client.wait()
@@ -137,17 +142,17 @@ class SrunStep:
         return Ended(code, f"srun {exit_words(code)}{words}")
 
     async def terminate(self) -> None:
-        await self._cancel("TERM")
+        await self._cancel(signal.SIGTERM)
 
     async def kill(self) -> None:
-        await self._cancel("KILL")
+        await self._cancel(signal.SIGKILL)
         self._client.signal(signal.SIGKILL)
 
     async def _make_sure_it_is_gone(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GONE_WITHIN):
                 while await self._step_ids() != []:
-                    await self._cancel("KILL")
+                    await self._cancel(signal.SIGKILL)
                     await asyncio.sleep(0.5)
 
     async def _step_ids(self) -> list[str] | None:
@@ -155,15 +160,16 @@ class SrunStep:
 
         Asked only when srun's own word is missing.
         """
-        out = await _output("squeue", "--steps", "--noheader", f"--jobs={self._job_id}", "--format=%i %j")
-        if out is None:
+        steps = await asyncio.to_thread(self._slurm.steps, self._job_id)
+        if isinstance(steps, Unreachable):
             return None
-        rows = (line.split(None, 1) for line in out.splitlines())
-        return [row[0] for row in rows if len(row) == 2 and row[1].strip() == self._request.name]
+        return [] if isinstance(steps, Unknown) else [s.step_id for s in steps if s.name == self._request.name]
 
-    async def _cancel(self, name: str) -> None:
+    async def _cancel(self, number: signal.Signals) -> None:
         for step_id in await self._step_ids() or ():
-            await _output("scancel", f"--signal={name}", step_id)
+            job, _, step = step_id.rpartition(".")
+            with contextlib.suppress(SlurmFTError, ValueError):  # it only helps: nothing depends on it
+                await asyncio.to_thread(self._slurm.signal_step, job, int(step), number)
 
     def _last_words(self) -> str:
         """srun's own error lines, since its exit code alone does not say what was wrong."""
@@ -173,21 +179,6 @@ class SrunStep:
             return ""
         words = [line for line in lines if line.startswith(("srun: error", "slurmstepd: error", "srun: fatal"))]
         return f": {words[-1]}" if words else ""
-
-
-async def _output(*argv: str) -> str | None:
-    """What a Slurm command prints, or None when it fails: these calls only help, nothing depends on them."""
-    environment = step_environment(os.environ, "") | {"LC_ALL": "C"}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-        )
-        out, _ = await asyncio.wait_for(process.communicate(), 20)
-    except (OSError, TimeoutError):
-        return None
-    if process.returncode:
-        return None
-    return out.decode("utf-8", errors="replace")
 
 
 def allocation_from(surroundings: Mapping[str, str], options: Sequence[str] = ()) -> Allocation:

@@ -229,15 +229,15 @@ def job_of(paths: RunPaths, snapshot: Snapshot) -> str:
 
 def in_queue(paths: RunPaths, snapshot: Snapshot) -> str:
     """What Slurm says of the job of a run that has not started; '' where there is no job to ask about."""
-    from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
-    from slurm_ft.slurm.states import reason_words
+    from slurm_ft.slurm.client import JobView, SlurmClient, Unknown, cluster_of
+    from slurm_ft.slurm.reasons import wait_words
 
     job = job_of(paths, snapshot)
     if not job:
         return ""
-    answer = SlurmClient().job(job)
+    answer = SlurmClient(cluster=cluster_of(os.environ)).job(job)
     if isinstance(answer, JobView):
-        why = f" ({reason_words(answer.reason)})" if answer.reason not in ("", "None") else ""
+        why = f" ({wait_words(answer.reason, job)})" if answer.reason not in ("", "None") else ""
         return f"its job {job}: {answer.state.words}{why}"
     if isinstance(answer, Unknown):
         return f"Slurm does not know its job {job} any more"
@@ -307,9 +307,9 @@ def cancel(paths: RunPaths, plan: Cancellation) -> str:
 
 
 def _scancel(job_id: str) -> str:
-    from slurm_ft.slurm.client import SlurmClient, Unknown, Unreachable
+    from slurm_ft.slurm.client import SlurmClient, Unknown, Unreachable, cluster_of
 
-    answer = SlurmClient().cancel(job_id)
+    answer = SlurmClient(cluster=cluster_of(os.environ)).cancel(job_id)
     if isinstance(answer, Unreachable):
         raise TryAgain(f"job {job_id} could not be cancelled: {answer.reason}", "try again, or `scancel` it by hand")
     if isinstance(answer, Unknown):

@@ -12,6 +12,9 @@ import dataclasses
 import enum
 import re
 import signal
+from collections.abc import Sequence
+
+from slurm_ft.slurm.reasons import reason_words as reason_words
 
 
 class Phase(enum.Enum):
@@ -81,17 +84,30 @@ STATES = (
 )
 """All states. The codes of POWER_UP_NODE, EXPEDITING, UPDATE_DB, LAUNCH_FAILED and RECONFIG_FAIL are ours."""
 
+FLAGS = frozenset(
+    {
+        "COMPLETING", "CONFIGURING", "EXPEDITING", "LAUNCH_FAILED", "POWER_UP_NODE", "RECONFIG_FAIL", "REQUEUED",
+        "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "SIGNALING", "SPECIAL_EXIT",
+        "STAGE_OUT", "STOPPED", "UPDATE_DB",
+    }
+)  # fmt: skip
+"""The states that Slurm keeps beside another one. As text it prints only one word, the flag; --json lists both."""
+
 _BY_WORD = {word: state for state in STATES for word in (state.code, state.name)}
 _BY_UID = re.compile(r"\bby ([0-9]+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class StateField:
-    """A state as Slurm wrote it. `cancelled_by` is the user number after "CANCELLED by", if there was one."""
+    """A state as Slurm wrote it. `cancelled_by` is the user number after "CANCELLED by", if there was one.
+
+    `base` is the state below a flag: a COMPLETING job that was CANCELLED is in the state COMPLETING.
+    """
 
     state: State
     raw: str
     cancelled_by: int | None = None
+    base: State | None = None
 
     @property
     def words(self) -> str:
@@ -117,6 +133,19 @@ def parse_state(text: str) -> StateField:
     return StateField(state, raw, int(by[1]) if by else None)
 
 
+def parse_states(words: Sequence[str]) -> StateField:
+    """Read the list of --json: a base state and its flags. A flag that can be read decides, as in Slurm's own text."""
+    fields = [parse_state(word) for word in words if word]
+    known = [field for field in fields if field.state.phase is not Phase.UNKNOWN]
+    raw = ",".join(words)
+    if not known:
+        return dataclasses.replace(parse_state(raw), raw=raw)
+    flags = [field for field in known if field.state.name in FLAGS]
+    base = next((field for field in known if field.state.name not in FLAGS), None)
+    first = flags[0] if flags else known[0]
+    return StateField(first.state, raw, first.cancelled_by, base.state if base and flags else None)
+
+
 def _completed(word: str) -> State | None:
     """Complete a name that a column cut. COMPLET+ could be two states, and is none."""
     if not word.endswith("+") or len(word) < 4:
@@ -136,6 +165,11 @@ class ExitCode:
     def status(self) -> int:
         """One number, as a shell gives it: 128 + n after signal n, else the exit code."""
         return 128 + self.signal if self.signal else self.code
+
+    @property
+    def pair(self) -> str:
+        """As Slurm writes it: `0:9`."""
+        return f"{self.code}:{self.signal}"
 
     @property
     def words(self) -> str:
@@ -161,76 +195,3 @@ def parse_exit_code(text: str) -> ExitCode | None:
         status = int(match[0])
         return ExitCode(status >> 8 & 0xFF, status & 0x7F)
     return None
-
-
-_REASONS = {
-    "Priority": "jobs with a higher priority go first",
-    "Resources": "waiting for enough free nodes",
-    "None": "Slurm has not looked at it yet",
-    "BeginTime": "its earliest start is still to come",
-    "Dependency": "waiting for another job to end",
-    "DependencyNeverSatisfied": "it waits for a job that can no longer end as demanded: it will never start",
-    "JobHeldUser": "held by its owner: `scontrol release` lets it go",
-    "JobHeldAdmin": "held by an administrator",
-    "JobHoldMaxRequeue": "held because it was put back into the queue too often",
-    "JobArrayTaskLimit": "as many tasks of its array run as its limit allows",
-    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
-    "NodeDown": "a node that it needs is down",
-    "BadConstraints": "no node has what it asks for: it will never start",
-    "Constraints": "no free node has the features it asks for",
-    "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition starts no jobs now",
-    "PartitionNodeLimit": "it asks for more nodes than its partition allows or has working",
-    "PartitionTimeLimit": "it asks for more time than its partition allows",
-    "PartitionConfig": "it breaks a limit of its partition",
-    "AccountNotAllowed": "its account may not use this partition",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its QOS is not valid",
-    "QOSNotAllowed": "its QOS may not be used here",
-    "Reservation": "waiting for its reservation to begin",
-    "ReservationDeleted": "its reservation was deleted",
-    "Licenses": "waiting for a licence",
-    "Cleaning": "its earlier run is still being cleaned up",
-    "Prolog": "the site's prolog is still running",
-    "DeadLine": "it cannot end before its deadline",
-    "InactiveLimit": "it did nothing for longer than the site allows",
-    "JobLaunchFailure": "it could not be started: a file system, or a program that is not there",
-    "NonZeroExitCode": "its program ended with an exit code other than 0",
-    "OutOfMemory": "it ran out of memory",
-    "TimeLimit": "it reached its time limit",
-    "SystemFailure": "Slurm, a file system or the network failed",
-    "RaisedSignal": "its program was ended by a signal",
-    "launch failed requeued held": "it could not be started, went back into the queue and is held",
-}
-
-_REASON_FAMILIES = (
-    (re.compile(r"QOSMax\w*PerUser\w*"), "you have reached the limit for each user of this QOS"),
-    (re.compile(r"QOSMax\w*"), "it asks for more than its QOS allows a job, user or account"),
-    (re.compile(r"QOSMin\w*"), "it asks for less than its QOS demands"),
-    (re.compile(r"QOSGrp\w*"), "all jobs of this QOS together have reached its limit"),
-    (re.compile(r"AssocMax\w*"), "it asks for more than your account allows a job or user"),
-    (re.compile(r"AssocGrp\w*|Association\w*Limit"), "all jobs of your account together have reached its limit"),
-    (re.compile(r"Max\w*PerAccount"), "your account has reached its limit in this QOS"),
-    (re.compile(r"BurstBuffer\w*"), "waiting for the burst buffer"),
-)
-
-
-def reason_words(text: str) -> str:
-    """Say a pending reason in plain words and keep Slurm's details after it. An unknown reason comes back as
-    it is.
-    """
-    raw = text.strip()
-    if raw.startswith("(") and raw.endswith(")"):
-        raw = raw[1:-1]
-    if raw in _REASONS:
-        return _REASONS[raw]
-    word, *details = re.split(r"[\s,:()]+", raw, maxsplit=1)
-    words = _REASONS.get(word) or _family_words(word)
-    if words is None:
-        return raw
-    detail = "".join(details).strip(" )")
-    return f"{words} ({detail})" if detail else words
-
-
-def _family_words(word: str) -> str | None:
-    return next((words for pattern, words in _REASON_FAMILIES if pattern.fullmatch(word)), None)

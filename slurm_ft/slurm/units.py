@@ -48,6 +48,7 @@ _TIME_HINT = "write minutes, h:mm:ss or d-hh:mm:ss, for example 90, 1:30:00 or 2
 _MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
 _MEMORY_HINT = "write a number and K, M, G or T, for example 4096M or 2.5G"
 _MIB = 1024**2
+_ANSWERED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([KMGTPE]?)[nc]?\??", re.IGNORECASE)
 
 
 def parse_time(text: str) -> int | None:
@@ -111,6 +112,19 @@ def parse_memory(text: str, *, round_up: bool = True) -> int:
     if exact and not whole:
         raise UsageError(f"{text.strip()} is less than 1 MiB.", _MEMORY_HINT)
     return whole
+
+
+def read_memory(text: str) -> int | None:
+    """Read an amount of memory out of Slurm's answer, in MiB, rounded up: `4000M`, `1.50G`, `532K`, `0`.
+
+    A bare number is bytes in sacct's MaxRSS. `4Gn` and `2Gc` (for each node, for each CPU) are from before 21.08, and a
+    trailing `?` marks what Slurm was not told. None for no amount: nothing is taken for zero but 0.
+    """
+    match = _ANSWERED.fullmatch(text.strip())
+    if match is None:
+        return None
+    power = " KMGTPE".index(match[2].upper() or " ")
+    return math.ceil(fractions.Fraction(match[1]) * fractions.Fraction(1024**power, _MIB))
 
 
 def format_memory(mib: int) -> str:

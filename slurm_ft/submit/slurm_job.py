@@ -28,7 +28,7 @@ from slurm_ft.errors import LaunchError, RunFolderError, TryAgain, UsageError
 from slurm_ft.observe.runs import Gone
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
-from slurm_ft.slurm.states import reason_words
+from slurm_ft.slurm.reasons import wait_words
 from slurm_ft.slurm.units import parse_time
 from slurm_ft.spec import Policy, RunSpec
 from slurm_ft.submit.crossing import submission_environment
@@ -212,8 +212,14 @@ class JobWatch:
     ASK_INTERVAL = 60.0
 
     def __init__(
-        self, paths: RunPaths, job_id: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        paths: RunPaths,
+        job_id: str,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        cluster: str = "",
     ) -> None:
+        self._slurm = SlurmClient(cluster=cluster)
         self._paths, self._job_id, self._say, self._clock = paths, job_id, say, clock
         self._gone = Gone(paths)
         self._ask_at = clock() + self.FIRST_ASK
@@ -223,11 +229,11 @@ class JobWatch:
         if (self._paths.events.exists() and not self._gone()) or self._clock() < self._ask_at:
             return False
         self._ask_at = self._clock() + self.ASK_INTERVAL
-        match SlurmClient().job(self._job_id):
+        match self._slurm.job(self._job_id):
             case JobView(state=field, reason=reason):
                 if field.state.pending and reason != self._said:
                     self._said = reason
-                    self._say(f"job {self._job_id} waits: {reason_words(reason)}")
+                    self._say(f"job {self._job_id} waits: {wait_words(reason, self._job_id)}")
                 return field.state.final
             case Unknown():
                 return True

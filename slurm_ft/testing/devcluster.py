@@ -62,7 +62,11 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default = getattr(config.Shape, name)
         flag = f"--{name.replace('_', '-')}"
         command = click.option(flag, type=int, default=default, show_default=True, help=text)(command)
-    return click.option("--netns", is_flag=True, help="Give each host a network of its own (root, iproute2).")(command)
+    command = click.option("--netns", is_flag=True, help="Each host has a network of its own (root, iproute2).")(
+        command
+    )
+    command = click.option("--accounting", is_flag=True, help="With slurmdbd and MariaDB, for sacct.")(command)
+    return click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm in DIR/bin, DIR/sbin.")(command)
 
 
 @click.group(
@@ -178,7 +182,7 @@ def run(folder: Path | None, command: tuple[str, ...], **shape: Any) -> None:
     """Run a command on the cluster; if none is up, on one that lives as long as the command."""
     cluster = DevCluster(folder=folder, **shape)
     if any(process.role == "slurmctld" for process in cluster.processes()):
-        sys.exit(_run(command, DevCluster.attach(cluster.folder)))
+        sys.exit(_run(command, running(folder)))
     with cluster:
         code = _run(command, cluster)
     sys.exit(code)

@@ -16,6 +16,8 @@ import random
 import shutil
 import socket
 import stat
+import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +26,10 @@ from slurm_ft.errors import LaunchError, UsageError
 from slurm_ft.testing import devcluster_network
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "setsid")
+OF_SLURM = frozenset(PROGRAMS) - {"munged", "setsid"} | {"slurmstepd", "slurmdbd", "sacct", "sacctmgr"}
 PACKAGES = "apt-get install slurmctld slurmd slurm-client munge util-linux"
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # daemons live here; a plain user's PATH lacks them
+_TRIPLET = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
 MARKER = "devcluster.json"
 LOOPBACK = "127.0.0.1"
 SOCKET_LIMIT = 107  # bytes of sun_path, without the closing zero
@@ -54,13 +58,13 @@ SlurmdLogFile={folder}/log/%n.log
 SlurmctldSyslogDebug=quiet
 SlurmdSyslogDebug=quiet
 PlugStackConfig={folder}/plugstack.conf
+{plugins}
 MailProg=/bin/true
 # Without a cgroup of its own a host's steps are followed by their place in the process tree.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{accounting}
 PropagateResourceLimits=NONE
 # More CPUs and memory than the machine has are taken at their word.
 SlurmdParameters=config_overrides
@@ -79,12 +83,25 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
+ACCOUNTING = """\
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.sock"""
+
+NO_ACCOUNTING = """\
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none"""
+
 
 @dataclass(frozen=True)
 class Shape:
     """What the cluster looks like. `node_timeout`: seconds until a dead host is noticed (SlurmdTimeout).
 
-    `netns`: each host has a network of its own (devcluster_network), with addresses from `subnet`.
+    `netns`: each host has a network of its own (devcluster_network), with addresses from `subnet`. `slurm_root` is
+    the folder of a Slurm other than the machine's own: it holds bin, sbin and the plugins.
     """
 
     hosts: int = 4
@@ -95,6 +112,8 @@ class Shape:
     kill_wait: int = 5
     netns: bool = False
     subnet: int = 0
+    slurm_root: str = ""
+    accounting: bool = False
 
     def __post_init__(self) -> None:
         least = {"hosts": 1, "gpus": 0, "cpus": 1, "memory": 1, "node_timeout": 3, "kill_wait": 1}
@@ -118,18 +137,33 @@ def default_folder() -> Path:
     return Path(f"/tmp/slurm-ft-devcluster-{os.getuid()}")
 
 
-def find_programs(names: tuple[str, ...] = PROGRAMS) -> dict[str, str]:
-    """Full paths of the programs a devcluster needs."""
+def find_programs(names: Iterable[str] = PROGRAMS, slurm_root: str = "") -> dict[str, str]:
+    """Full paths of the programs a devcluster needs. Slurm's own come from `slurm_root`, where one is named."""
     path = os.pathsep.join([os.environ.get("PATH", ""), *SYSTEM_FOLDERS])
-    found = {name: shutil.which(name, path=path) for name in names}
-    if missing := [name for name, place in found.items() if place is None]:
+    own = os.pathsep.join(f"{slurm_root}/{folder}" for folder in ("sbin", "bin"))
+    found = {name: shutil.which(name, path=own if slurm_root and name in OF_SLURM else path) for name in names}
+    missing = [name for name, place in found.items() if place is None]
+    if slurm_root and OF_SLURM.intersection(missing):
+        raise UsageError(f"{slurm_root} has no {', '.join(missing)} in its bin and sbin", "name a Slurm's own prefix")
+    if missing:
         raise LaunchError(f"not installed on this machine: {', '.join(missing)}", hint=f"`{PACKAGES}`")
     return {name: place for name, place in found.items() if place is not None}
 
 
-def program(name: str) -> str:
+def program(name: str, slurm_root: str = "") -> str:
     """Full path of one program."""
-    return find_programs((name,))[name]
+    return find_programs((name,), slurm_root)[name]
+
+
+def plugin_folder(slurm_root: str) -> Path:
+    """Where the plugins below a prefix are."""
+    places = [Path(slurm_root) / name for name in ("lib/slurm", "lib64/slurm", f"lib/{_TRIPLET}/slurm-wlm")]
+    for place in places:
+        if (place / "auth_munge.so").exists():
+            return place
+    raise UsageError(
+        f"{slurm_root} has no plugins of Slurm", f"looked for auth_munge.so in {', '.join(map(str, places))}"
+    )
 
 
 def check_folder(folder: Path) -> None:
@@ -229,14 +263,25 @@ def slurm_conf(folder: Path, shape: Shape, ports: list[int]) -> str:
         folder=folder,
         machine=machine,
         address=f"{devcluster_network.BLOCK}.{shape.subnet}.1" if shape.netns else LOOPBACK,
-        user=_user_name(),
+        user=user_name(),
         port=ports[0],
         gres_types="GresTypes=gpu" if shape.gpus else "# no GPUs",
         node_timeout=shape.node_timeout,
         message_timeout=max(2, min(10, shape.node_timeout // 3)),
         kill_wait=shape.kill_wait,
-        nodes=_node_lines(folder, shape, machine, ports[1:]),
+        nodes=_node_lines(folder, shape, machine, ports[1 : 1 + shape.hosts]),
+        plugins=plugin_line(shape),
+        accounting=ACCOUNTING.format(port=ports[-1], folder=folder) if shape.accounting else NO_ACCOUNTING,
     )
+
+
+def plugin_line(shape: Shape) -> str:
+    return f"PluginDir={plugin_folder(shape.slurm_root)}" if shape.slurm_root else "# the machine's own Slurm"
+
+
+def port_count(shape: Shape) -> int:
+    """slurmctld's, one for each slurmd, and slurmdbd's, in this order."""
+    return 1 + shape.hosts + shape.accounting
 
 
 def _node_lines(folder: Path, shape: Shape, machine: str, ports: list[int]) -> str:
@@ -249,7 +294,7 @@ def _node_lines(folder: Path, shape: Shape, machine: str, ports: list[int]) -> s
     )
 
 
-def _user_name() -> str:
+def user_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -11,7 +11,6 @@ whatever way, the watcher takes the cluster down.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import select
@@ -19,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +26,12 @@ from typing import IO
 
 from slurm_ft import env
 from slurm_ft.errors import LaunchError, UsageError
+from slurm_ft.testing import devcluster_accounting as accounting
 from slurm_ft.testing import devcluster_config as config
 from slurm_ft.testing import devcluster_processes as processes
 from slurm_ft.testing.devcluster_config import Shape
 from slurm_ft.testing.devcluster_init import ENDED
-from slurm_ft.testing.devcluster_network import Network, sweep
+from slurm_ft.testing.devcluster_network import Network
 from slurm_ft.testing.devcluster_processes import HOST, MARK, WATCHER, Process
 
 START_SECONDS = 60.0
@@ -64,8 +64,13 @@ class DevCluster:
         kill_wait: int = 5,
         die_with: int | None = None,
         netns: bool = False,
+        slurm_root: str | os.PathLike[str] = "",
+        accounting: bool = False,
     ) -> None:
-        self.shape = Shape(hosts, gpus, cpus, memory, node_timeout, kill_wait, netns)
+        root = os.path.abspath(slurm_root) if slurm_root else ""
+        self.shape = Shape(
+            hosts, gpus, cpus, memory, node_timeout, kill_wait, netns=netns, slurm_root=root, accounting=accounting
+        )
         self.folder = resolve(folder)
         self.owner = os.getpid() if die_with is None else die_with
 
@@ -104,7 +109,10 @@ class DevCluster:
     @property
     def settings(self) -> dict[str, str]:
         """The variables that lead Slurm's commands, and ours, to this cluster."""
-        return {"SLURM_CONF": str(self._conf), env.DEVCLUSTER: str(self.folder)}
+        settings = {"SLURM_CONF": str(self._conf), env.DEVCLUSTER: str(self.folder)}
+        if self.shape.slurm_root:
+            settings["PATH"] = os.pathsep.join([f"{self.shape.slurm_root}/bin", os.environ.get("PATH", os.defpath)])
+        return settings
 
     def command(self, command: list[str]) -> list[str]:
         """A command line that runs a command of Slurm's on this cluster, in `environ`."""
@@ -119,7 +127,9 @@ class DevCluster:
 
     def up(self) -> None:
         """Start everything; returns when all hosts are idle. On an error nothing is left running."""
-        config.find_programs()
+        config.find_programs(slurm_root=self.shape.slurm_root)
+        if self.shape.accounting:
+            accounting.find_programs(self.shape.slurm_root)
         config.check_folder(self.folder)
         with self._lock(create=True):
             if self.processes():
@@ -151,7 +161,7 @@ class DevCluster:
 
     def _start(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        ports = config.choose_ports(1 + self.shape.hosts)
+        ports = config.choose_ports(config.port_count(self.shape))
         if self.shape.netns:
             sweep(_in_use)
             self.shape = dataclasses.replace(self.shape, subnet=self.network.choose_subnet())
@@ -161,10 +171,26 @@ class DevCluster:
             self.network.make(self.shape.subnet)
         self._spawn("munged", self._munged())
         self._await(lambda: (self.folder / "munge.sock").is_socket(), deadline, "munged")
-        self._spawn("slurmctld", [config.program("slurmctld"), "-D", "-f", str(self._conf)])
+        if self.shape.accounting:
+            self._start_accounting(deadline, ports[-1])
+        self._spawn("slurmctld", [self._program("slurmctld"), "-D", "-f", str(self._conf)])
         for host in self.hosts:
             self._spawn_slurmd(host)
         self._await(self._all_idle, deadline, "slurmctld", *self.hosts)
+
+    def _start_accounting(self, deadline: float, port: int) -> None:
+        """Database, slurmdbd and the cluster's name in it, in this order: slurmctld fetches its ids at its start."""
+        programs = accounting.find_programs(self.shape.slurm_root)
+        accounting.write_files(self.folder, self.shape, port)
+        accounting.fill_database(self.folder, programs)
+        self._spawn("mariadbd", accounting.mariadbd(self.folder, programs))
+        self._await(accounting.socket(self.folder).is_socket, deadline, "mariadbd")
+        self._spawn("slurmdbd", [programs["slurmdbd"], "-D"], accounting.environment(self.folder))
+        add = ("sacctmgr", "--immediate", "--quiet", "add", "cluster", "devcluster")
+        listed = ("sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=cluster")
+        self._await(
+            lambda: bool(self._ask(*add)) or "devcluster" in self._ask(*listed), deadline, "slurmdbd", "mariadbd"
+        )
 
     def _munged(self) -> list[str]:
         """`--force`: munged wants a socket that all users can reach; ours is for one user."""
@@ -173,17 +199,24 @@ class DevCluster:
         options = [f"--{option}={self.folder / name}" for option, name in files.items()]
         return [config.program("munged"), "--foreground", "--force", *options]
 
-    def _spawn(self, name: str, command: list[str]) -> None:
+    def _spawn(self, name: str, command: list[str], extra: Mapping[str, str] | None = None) -> None:
         """Start a daemon below an init of its own, as nobody's child. `name` is a host, or the daemon's own."""
         command = [sys.executable, "-I", "-S", str(INIT), *command]
         if self.shape.netns:
             command = self.network.inside(name, command) if name in self.hosts else self.network.beside(command)
         environment = outside_slurm() | {MARK: str(self.folder), HOST: name, "SLURM_CONF": str(self._conf)}
+        environment |= extra or {}
         with open(self.folder / "log" / f"{name}.out", "wb") as out:
             _detach(command, environment, out, cwd=self.folder)
 
     def _spawn_slurmd(self, host: str) -> None:
-        self._spawn(host, [config.program("slurmd"), "-D", "-f", str(self._conf), "-N", host])
+        argv = [self._program("slurmd"), "-D", "-f", str(self._conf), "-N", host]
+        if self.shape.slurm_root:
+            argv += ["-d", config.program("slurmstepd", self.shape.slurm_root)]
+        self._spawn(host, argv)
+
+    def _program(self, name: str) -> str:
+        return config.program(name, self.shape.slurm_root)
 
     def _start_watcher(self) -> None:
         """The owner's pidfd is opened here and handed over: there is no moment at which its pid can be reused."""
@@ -216,7 +249,7 @@ class DevCluster:
 
     def _cancel_jobs(self, grace: float) -> None:
         deadline = time.monotonic() + grace
-        command = [config.program("scancel"), "--partition=dev"]
+        command = [self._program("scancel"), "--partition=dev"]
         try:
             subprocess.run(command, env=self.environ, capture_output=True, timeout=grace, check=False)
         except subprocess.TimeoutExpired:
@@ -301,7 +334,7 @@ class DevCluster:
 
     def _ask(self, program: str, *arguments: str) -> str:
         """What a Slurm command answers; empty when it fails or is silent."""
-        command = [config.program(program), *arguments]
+        command = [self._program(program), *arguments]
         try:
             done = subprocess.run(
                 command, env=self.environ, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False

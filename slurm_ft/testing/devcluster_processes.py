@@ -27,7 +27,7 @@ from pathlib import Path
 
 MARK = "SLURM_FT_DEVCLUSTER_MARK"
 HOST = "SLURM_FT_DEVCLUSTER_HOST"
-DAEMONS = frozenset({"munged", "slurmctld", "slurmscriptd", "slurmd"})
+DAEMONS = frozenset({"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd"})
 WATCHER = "watcher"  # stands for a host, in HOST
 CLIENTS = frozenset({"srun", "salloc", "sbatch", "sattach"})
 

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,15 @@ def wait_until(true: Callable[[], object], seconds: float = 15.0, what: str = ""
 
 
 @pytest.fixture(scope="session")
-def slurm_programs() -> None:
+def slurm_root(pytestconfig: pytest.Config) -> str:
+    """The Slurm to test with, other than the machine's own (scripts/slurm_matrix); else ''."""
+    return str(pytestconfig.getoption("--slurm-root"))
+
+
+@pytest.fixture(scope="session")
+def slurm_programs(slurm_root: str) -> None:
     try:
-        config.find_programs()
+        config.find_programs(slurm_root=slurm_root)
     except LaunchError as error:
         pytest.skip(f"{error.message} ({error.hint})")
 
@@ -50,9 +57,10 @@ def short_folder(slurm_programs: None) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def devcluster(slurm_programs: None) -> Iterator[DevCluster]:
+def devcluster(slurm_programs: None, slurm_root: str) -> Iterator[DevCluster]:
     """Four hosts with four pretended GPUs each. A test that kills a host revives it."""
     parent = Path(tempfile.mkdtemp(prefix="sft-", dir="/tmp"))
-    with DevCluster(hosts=4, gpus=4, node_timeout=5, folder=parent / "c", die_with=os.getpid()) as cluster:
+    shape: dict[str, Any] = {"hosts": 4, "gpus": 4, "node_timeout": 5, "slurm_root": slurm_root}
+    with DevCluster(folder=parent / "c", die_with=os.getpid(), **shape) as cluster:
         yield cluster
     shutil.rmtree(parent)

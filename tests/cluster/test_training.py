@@ -30,7 +30,7 @@ class Job:
         self.run = folder / "run"
         self.environ = {
             **cluster.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}:{cluster.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
         }
         options = ("--local-run-dir", "--runs", str(folder / "runs"), "--run-dir", str(self.run), "--time", "10")

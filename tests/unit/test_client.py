@@ -18,6 +18,7 @@ from slurm_ft.slurm.client import (
     Submitted,
     Unknown,
     Unreachable,
+    cluster_of,
     command_environment,
     read_submission,
 )
@@ -305,3 +306,21 @@ def test_a_version_that_cannot_be_found_out_is_an_error_with_a_hint(fake: FakeSl
     with pytest.raises(LaunchError) as caught:
         SlurmClient(fake).version()
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "cluster"),
+    [
+        (["--clusters=nordlys"], {"SLURM_CLUSTERS": "other"}, "nordlys"),
+        (["--time=10", "-M", "nordlys"], {}, "nordlys"),
+        (["-Mnordlys"], {}, "nordlys"),
+        (["-M nordlys"], {}, "nordlys"),
+        (["--clusters", "a,b"], {}, "a,b"),
+        (["--mail-type=END"], {"SLURM_CLUSTERS": "other"}, "other"),
+        ([], {}, ""),
+    ],
+)
+def test_rw09_the_cluster_that_was_asked_for_is_asked_again(
+    options: list[str], environ: dict[str, str], cluster: str
+) -> None:
+    assert cluster_of(environ, options) == cluster

@@ -195,3 +195,14 @@ def test_a_variable_of_sbatchs_does_not_beat_what_the_script_says(monkeypatch: p
         assert "SBATCH_PARTITION" not in os.environ
         assert os.environ["SBATCH_ACCOUNT"] == "y"
     assert os.environ["SBATCH_PARTITION"] == "x"
+
+
+def test_config_says_which_slurm_is_here_and_who_asks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho slurm 21.08.5\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    done = CliRunner().invoke(cli, ["config", "--slurm"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("Slurm 21.08, asked by commands (pyslurm ")
+    assert json.loads(CliRunner().invoke(cli, ["config", "--slurm", "--json"]).output)["slurm"] == "21.08"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_ft.slurm.reasons import REASONS, wait_words
 from slurm_ft.slurm.states import STATES, ExitCode, Phase, State, parse_exit_code, parse_state, reason_words
 
 
@@ -121,6 +122,28 @@ def test_text_that_is_not_an_exit_code_is_none(text: str) -> None:
 )
 def test_a_pending_reason_is_said_in_plain_words_with_its_details(text: str, words: str) -> None:
     assert reason_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("JobHeldUser", "held by its owner; `scontrol release 12` lets it go"),
+        ("PartitionTimeLimit", "it asks for more time than its partition allows; see what there is with `sinfo"),
+        ("DependencyNeverSatisfied", "it will never start; cancel it with scancel"),
+        ("job_requeued_in_held_state", "job_requeued_in_held_state"),
+        ("launch_failed_requeued_held", "then `scontrol release 12`"),
+        ("BeginTime", "its earliest start is still to come"),
+        ("MoonPhase", "MoonPhase"),
+    ],
+)
+def test_a_reason_says_what_the_jobs_owner_can_do(text: str, words: str) -> None:
+    assert words in wait_words(text, "12")
+
+
+def test_every_reason_and_its_advice_are_one_short_phrase() -> None:
+    for word, reason in REASONS.items():
+        assert reason.words and not reason.words.endswith("."), word
+        assert len(wait_words(word, "12")) < 160, word
 
 
 def test_a_reason_nobody_has_heard_of_comes_back_as_slurm_wrote_it() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ft.errors import UsageError
-from slurm_ft.slurm.units import NoTime, format_memory, format_time, parse_memory, parse_time, read_time
+from slurm_ft.slurm.units import NoTime, format_memory, format_time, parse_memory, parse_time, read_memory, read_time
 
 
 @pytest.mark.parametrize(
@@ -133,3 +133,25 @@ def test_zero_memory_stays_zero_and_less_is_refused() -> None:
     assert format_memory(0) == "0"
     with pytest.raises(UsageError):
         format_memory(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("4000M", 4000),
+        ("1.50G", 1536),
+        ("532K", 1),
+        ("0", 0),
+        ("1048577", 2),
+        ("4Gn", 4096),
+        ("2Gc", 2048),
+        ("4000M?", 4000),
+        ("2T", 2 * 1024 * 1024),
+        ("", None),
+        ("N/A", None),
+        ("-1", None),
+        ("4GB", None),
+    ],
+)
+def test_memory_as_slurm_prints_it_is_mib_and_nothing_is_taken_for_zero(text: str, mib: int | None) -> None:
+    assert read_memory(text) == mib

@@ -11,6 +11,7 @@ whatever way, the watcher takes the cluster down.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import select
@@ -31,7 +32,7 @@ from slurm_ft.testing import devcluster_config as config
 from slurm_ft.testing import devcluster_processes as processes
 from slurm_ft.testing.devcluster_config import Shape
 from slurm_ft.testing.devcluster_init import ENDED
-from slurm_ft.testing.devcluster_network import Network
+from slurm_ft.testing.devcluster_network import Network, sweep
 from slurm_ft.testing.devcluster_processes import HOST, MARK, WATCHER, Process
 
 START_SECONDS = 60.0

@@ -9,7 +9,9 @@ One asyncio loop. It dials the controller, says who it is, and does what it is t
     who        say again who you are (to a controller that was started again)
 
 and tells of every rank's end, of progress, and once a second that it lives. Ranks keep running while there
-is no controller; after the policy's `orphan_timeout` without one the agent ends them and leaves.
+is no controller, and the agents see to it that there is one again (agent/successor.py); after the policy's
+`orphan_timeout` without one the agent ends its ranks, gives the run up and leaves. Only the controller of the
+highest epoch that the agent knows of is obeyed and counts as heard.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
+from slurm_ft.agent.successor import Successor
 from slurm_ft.agent.visibility import bus_ids, rank_surroundings, visibility
 from slurm_ft.channel import HEARTBEAT, Client, Message
 from slurm_ft.native import probes
@@ -117,6 +120,11 @@ class Agent:
         self._ends: dict[int, Message] = {}  # told again to a controller that was started again
         self._observed = Observed(0, self._client.send)
         self._heard = time.monotonic()
+        self._epoch = 0
+        place = replica * len(hosts) + self._index
+        self._successor = Successor(
+            self._paths, self._spec, place, host, self._silence, self._address, self._learn_epoch
+        )
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._work: set[asyncio.Task[None]] = set()
 
@@ -131,7 +139,7 @@ class Agent:
         self._lighthouse = await self._forwarder.start()
         self._ranks = Ranks(self._exited, self._preload())
         self._hello()
-        for work in (self._receive(), self._live(), self._flush()):
+        for work in (self._receive(), self._live(), self._flush(), self._successor.watch()):
             self._do(work)
         code = await self._over
         for task in self._work:
@@ -143,6 +151,19 @@ class Agent:
         self._client.send({"type": "leaving", "code": code})
         self._client.close()
         return code
+
+    def _address(self) -> str:
+        return address_towards(self._paths.endpoint.read_text())
+
+    def _silence(self) -> float:
+        """Seconds since a controller was heard."""
+        return time.monotonic() - self._heard
+
+    def _learn_epoch(self, epoch: int) -> None:
+        """There is a head of this epoch. With a new one the Lighthouse has moved too."""
+        if epoch > self._epoch > 0:
+            self._forwarder.drop()
+        self._epoch = max(self._epoch, epoch)
 
     def _on_signal(self, number: int) -> None:
         self._do(self._leave(self._spec.policy.stop_grace, 128 + number))
@@ -160,7 +181,6 @@ class Agent:
     # --- what we tell ----------------------------------------------------------------------------------
 
     def _hello(self) -> None:
-        endpoint = self._paths.endpoint.read_text()
         self._client.send(
             {
                 "type": "hello",
@@ -168,7 +188,7 @@ class Agent:
                 "step": self._step,
                 "index": self._index,
                 "host": self._host,
-                "address": address_towards(endpoint),
+                "address": self._address(),
                 "port": free_port(),
                 "step_id": os.environ.get("SLURM_STEP_ID", ""),
                 "agent_pid": os.getpid(),
@@ -216,13 +236,22 @@ class Agent:
         while True:
             # With what the controller must know, in case a message was lost with a connection.
             ended = sorted(self._ends)
-            self._client.send({"type": "alive", "attempt": self._attempt, "ended": ended, "cleared": self._cleared})
-            silence = time.monotonic() - self._heard
+            self._client.send(
+                {
+                    "type": "alive",
+                    "attempt": self._attempt,
+                    "ended": ended,
+                    "cleared": self._cleared,
+                    "epoch": self._epoch,
+                }
+            )
+            silence = self._silence()
             if silence > REDIAL_AFTER:
                 self._client.dial()
             if silence > self._spec.policy.orphan_timeout:
                 print(f"slurm-ft agent: no controller for {silence:.0f} s, leaving", file=sys.stderr)
-                self._do(self._leave(self._spec.policy.kill_grace, 1))
+                self._do(self._give_up())
+                return
             await asyncio.sleep(HEARTBEAT)
 
     # --- what we are told ------------------------------------------------------------------------------
@@ -230,9 +259,15 @@ class Agent:
     async def _receive(self) -> None:
         while True:
             message = await self._client.receive()
-            if message is not None:
-                self._heard = time.monotonic()
-                self._obey(message)
+            if message is None:
+                continue
+            epoch = int(message.get("epoch", 0))
+            if epoch < self._epoch:
+                self._client.send({"type": "deposed", "epoch": self._epoch})
+                continue
+            self._learn_epoch(epoch)
+            self._heard = time.monotonic()
+            self._obey(message)
 
     def _obey(self, message: Message) -> None:
         kind = message["type"]
@@ -327,6 +362,11 @@ class Agent:
             self._ranks.signal(signal.SIGCONT, rank)
             self._ranks.signal(STACKS_SIGNAL, rank)
         await asyncio.sleep(STACKS_WITHIN)
+
+    async def _give_up(self) -> None:
+        await self._ranks.clear(self._spec.policy.kill_grace)
+        await self._successor.give_up()
+        await self._leave(self._spec.policy.kill_grace, 1)
 
     async def _leave(self, grace: float, code: int) -> None:
         await self._ranks.clear(grace)

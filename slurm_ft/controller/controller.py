@@ -6,6 +6,10 @@ it folds the log, takes over the steps that run, and the agents tell it what it 
 
     SIGTERM, SIGINT, SIGHUP    stop the run in order
     SIGUSR2                    the time limit or a preemption is near: stop in order, exit 75 (try again)
+
+Started by the head of a higher epoch, on another host, it does the same. Its first event opens the epoch in
+the log, before it reads the log: from then on readers drop what a deposed controller still writes. One that is
+deposed itself (controller/tenure.py) leaves its steps alone, writes nothing more and exits with EXIT_DEPOSED.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +33,8 @@ from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.controller.steps import Steps
-from slurm_ft.errors import EXIT_TRY_AGAIN
+from slurm_ft.controller.tenure import Tenure
+from slurm_ft.errors import EXIT_TRY_AGAIN, LaunchError
 from slurm_ft.events import Clock, Event, EventLog, Kind, read
 from slurm_ft.launch import Launcher
 from slurm_ft.launch.base import Ended
@@ -41,10 +47,14 @@ STANDING_PHASES = frozenset({"checkpoint", "eval"})
 """Phases in which a replica may stand still for as long as it takes."""
 LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
+HEARD_WITHIN = 4.0
+"""Seconds within which an agent must have been heard to count as heard: four of its signs of life."""
 STATE_INTERVAL = 1.0
 REQUEST_INTERVAL = 0.5
 EXIT_CRASHED = 70
 """This process failed, not the training (EX_SOFTWARE of sysexits.h): the head starts it again."""
+EXIT_DEPOSED = 76
+"""Another head looks after the run now."""
 
 SIGNALS = {
     signal.SIGTERM: ("it got SIGTERM", 128 + signal.SIGTERM),
@@ -69,7 +79,18 @@ log = logging.getLogger("slurm_ft.controller")
 class Controller:
     """The world around the Supervisor. It is also the Supervisor's Effects."""
 
-    def __init__(self, paths: RunPaths, spec: RunSpec, launcher: Launcher, server: Server, session: str) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        spec: RunSpec,
+        launcher: Launcher,
+        server: Server,
+        session: str,
+        tenure: Tenure | None = None,
+    ) -> None:
+        self._tenure = tenure or Tenure()
+        self._host = ""
+        self._adopting = False
         self._paths, self._spec, self._server = paths, spec, server
         self._session = session
         self._clock = Clock()
@@ -85,7 +106,10 @@ class Controller:
         self.supervisor = Supervisor(spec.policy, self, self._record, self._clock)
 
     def _record(self, event: Event) -> None:
-        self._log.append(event)
+        if not self._tenure.may_act():
+            self._changed.set()
+            return
+        self._log.append(replace(event, epoch=self._tenure.epoch))
         if event.kind is Kind.RUN_STARTED:
             self._facts = {**event.data, "started": event.t}
         self._changed.set()
@@ -94,6 +118,8 @@ class Controller:
 
     async def run(self, hosts: list[str], job_id: str, host: str) -> int:
         """Look after the run until it is over; gives its exit code."""
+        self._host = host
+        self._open_epoch()
         adopted = self._recover()
         if not adopted:
             self._begin(hosts, job_id, host)
@@ -106,15 +132,42 @@ class Controller:
         for number, (why, code) in SIGNALS.items():
             loop.add_signal_handler(number, partial(self._stop, why, code))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
-        for work in (self._listen(), self._tick(), self._read_requests(), self._write_states()):
+        keep = self._tenure.keep(self._able, self._changed.set)
+        for work in (keep, self._listen(), self._tick(), self._read_requests(), self._write_states()):
             self._do(work)
         while self.supervisor.state.ended is None:
+            if not self._tenure.may_act():
+                return await self._leave()
             self.supervisor.act()
             self._say_reasons()
             if self.supervisor.state.ended is None:
                 self._changed.clear()
                 await self._changed.wait()
         return await self._end(self.supervisor.state.ended)
+
+    def _open_epoch(self) -> None:
+        """Begin our epoch in the log, unless a controller before this one has."""
+        if max((event.epoch for event in read(self._paths.events)), default=0) >= self._tenure.epoch:
+            return
+        claim = self._tenure.claim
+        age = max(0.0, self._clock() - claim.at)
+        self.supervisor.take(
+            Kind.HEAD_STARTED, host=claim.host, pid=claim.pid, before=claim.before, silence=claim.silence, age=age
+        )
+
+    def _able(self) -> bool:
+        """Can we do our job? Only as long as we are not cut off from most of our agents."""
+        return self._spec.cluster == "local" or self._peers.most_are_heard(time.monotonic(), HEARD_WITHIN, self._host)
+
+    async def _leave(self) -> int:
+        """We are deposed: the steps are another controller's now, and so is all that is written."""
+        log.warning("deposed by the head of epoch %d", self._tenure.over)
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        self._steps.let_go()
+        self._server.close()
+        return EXIT_DEPOSED
 
     def _recover(self) -> bool:
         """Is this a session that an earlier controller began? Then take its state from the log."""
@@ -160,6 +213,13 @@ class Controller:
             self._peers.expect(replica)
             if replica.state is State.ENDING:
                 self.end_step(replica, self._spec.policy.kill_grace)
+        self._adopting = True
+
+    def _note_adoption(self) -> None:
+        """Tell, once, that all agents that there are have called."""
+        if self._adopting and self._peers.all_have_called:
+            self._adopting = False
+            self.supervisor.take(Kind.ADOPTED, agents=self._peers.count)
 
     async def _end(self, code: int) -> int:
         self._paths.stop.unlink(missing_ok=True)
@@ -198,6 +258,10 @@ class Controller:
             self._hear(name, message)
 
     def _hear(self, name: bytes, message: Message) -> None:
+        self._tenure.heard_of(int(message.get("epoch", 0)))
+        if not self._tenure.may_act():
+            self._changed.set()
+            return
         kind = message["type"]
         if kind == "hello":
             self._hello(name, message)
@@ -213,6 +277,8 @@ class Controller:
             self._peers.send(name, {"type": "who" if missed else "alive"})
         elif kind == "leaving":
             self._peers.drop(name)
+            if not self._peers.any_of(peer.replica, peer.step):
+                self._steps.left(peer.replica, peer.step)
         elif kind == "progress":
             self._progress(peer, message)
         elif kind in FORWARDED:
@@ -257,7 +323,7 @@ class Controller:
 
     def _news(self, peer: Peer, message: Message) -> None:
         kind = FORWARDED[message["type"]]
-        data = {name: value for name, value in message.items() if name not in ("v", "type")}
+        data = {name: value for name, value in message.items() if name not in ("v", "type", "epoch")}
         current = message.get("attempt") == self.supervisor.state.replicas[peer.replica].attempt
         if kind is Kind.COMMIT and message["rank"] != 0:
             return  # every rank of a replica says the same
@@ -296,11 +362,15 @@ class Controller:
                     pace.moved_at = now
             last = now
             self._miss_silent_agents(now)
+            self._note_adoption()
             self._find_hanging(now)
             self._changed.set()
 
     def _miss_silent_agents(self, now: float) -> None:
-        for peer, silence in self._peers.silent(now, self._spec.policy.agent_timeout):
+        policy = self._spec.policy
+        # Cut off from most agents we may be the one that is lost: they have time to choose another head.
+        patience = policy.agent_timeout + (0.0 if self._able() else 2 * policy.head_timeout)
+        for peer, silence in self._peers.silent(now, patience):
             self.supervisor.take(
                 Kind.AGENT_LOST,
                 peer.replica,
@@ -347,7 +417,8 @@ class Controller:
     def _step_exited(self, replica: int, step: int, ended: Ended) -> None:
         self._peers.drop_step(replica, step)
         self._sample(replica, last=True)
-        self.supervisor.take(Kind.STEP_EXITED, replica, step=step, code=ended.code, what=ended.what)
+        away = {"unanswered": True} if ended.unanswered else {}
+        self.supervisor.take(Kind.STEP_EXITED, replica, step=step, code=ended.code, what=ended.what, **away)
 
     async def _read_requests(self) -> None:
         while True:
@@ -375,6 +446,8 @@ class Controller:
     # --- Effects: what the supervisor asks for ---------------------------------------------------------
 
     def launch(self, replica: Replica, step: int) -> int:
+        if not self._tenure.may_act():
+            raise LaunchError("another head looks after the run")
         return self._steps.launch(replica, step)
 
     def start_ranks(self, replica: Replica) -> None:
@@ -396,7 +469,8 @@ class Controller:
         self._peers.tell(replica, {"type": "clear", "attempt": replica.attempt, "grace": grace, "stacks": hung})
 
     def end_step(self, replica: Replica, grace: float) -> None:
-        self._steps.end(replica, grace)
+        if self._tenure.may_act():
+            self._steps.end(replica, grace)
 
     # --- what we show ----------------------------------------------------------------------------------
 
@@ -406,6 +480,8 @@ class Controller:
             await asyncio.sleep(STATE_INTERVAL)
 
     def _write_state(self) -> None:
+        if not self._tenure.may_act():
+            return
         try:
             now, reasons = self._clock(), self.supervisor.reasons
             write_json(self._paths.state, snapshot(now, self.supervisor.state, self._facts, self._book, reasons))

@@ -54,6 +54,20 @@ class Peers:
     def all_have_called(self) -> bool:
         return not any(name.startswith(EXPECTED) for name in self._peers)
 
+    @property
+    def count(self) -> int:
+        return len(self._peers)
+
+    def any_of(self, replica: int, step: int) -> bool:
+        """Is there an agent of this step?"""
+        return any((peer.replica, peer.step) == (replica, step) for peer in self._peers.values())
+
+    def most_are_heard(self, now: float, within: float, here: str) -> bool:
+        """Have we heard at least half of the agents that there are? From those on our own host nobody can cut
+        us off, so they count as heard."""
+        heard = sum(peer.host == here or now - peer.heard <= within for peer in self._peers.values())
+        return 2 * heard >= len(self._peers)
+
     def drop(self, name: bytes) -> None:
         self._peers.pop(name, None)
 

@@ -60,6 +60,10 @@ STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING}
 LONG = 600.0
 """Seconds after which a program that reports nothing is taken to have got on."""
 
+UNANSWERED_FIRST = 2.0
+UNANSWERED_MOST = 30.0
+"""Seconds until a launch is tried again for which Slurm gave no answer: the first time, and at most."""
+
 IN_PLACE = "in place"
 BY_STEP = "by step"
 SPARE = "spare"
@@ -88,6 +92,7 @@ class Replica:
     `agents` maps the index of each reported host to the port it offers for the next attempt.
     `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
     `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
+    `unanswered` counts launches in a row that failed because Slurm did not answer; the next is due at `launch_at`.
     """
 
     id: int
@@ -110,6 +115,8 @@ class Replica:
     progressed: float = 0.0
     committed: bool = False
     suspects: tuple[str, ...] = ()
+    unanswered: int = 0
+    launch_at: float = 0.0
     why: str = ""
 
     @property
@@ -163,6 +170,8 @@ def _agent_joined(r: Replica, e: Event) -> Replica:
         r,
         agents={**r.agents, index: int(e.data["port"])},
         addresses={**r.addresses, index: str(e.data.get("address", ""))},
+        unanswered=0,
+        launch_at=0.0,
     )
     return r.to(State.READY, e.t) if r.complete else r
 
@@ -259,6 +268,24 @@ def _host_replaced(r: Replica, e: Event) -> Replica:
     return replace(r, hosts=hosts, suspects=(), streak=0, restarts=(*r.restarts, (e.t, SPARE)))
 
 
+def _launch_failed(r: Replica, e: Event) -> Replica:
+    """The step left before its agents had reported. When Slurm was away it was not started at all: that is no
+    failure of the replica and no repair, and the launch is tried again later, and later each time."""
+    if not e.data.get("unanswered"):
+        return _step_gone(r, e)
+    repaired = r.restarts[-1:] == ((r.since, BY_STEP),)
+    wait = min(UNANSWERED_FIRST * 2.0 ** min(r.unanswered, 10), UNANSWERED_MOST)
+    return r.to(
+        State.PENDING,
+        e.t,
+        pid=None,
+        agents={},
+        restarts=r.restarts[:-1] if repaired else r.restarts,
+        unanswered=r.unanswered + 1,
+        launch_at=e.t + wait,
+    )
+
+
 def _step_gone(r: Replica, e: Event) -> Replica:
     """The step left without being asked. All its ranks are gone with it."""
     failed: Replica = _failed(State.PENDING)(r, e)
@@ -284,7 +311,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     State.LAUNCHING: {
         Kind.AGENT_JOINED: _agent_joined,
         Kind.AGENT_LOST: _agent_lost,
-        Kind.STEP_EXITED: _step_gone,
+        Kind.STEP_EXITED: _launch_failed,
         **_END,
     },
     State.READY: {

@@ -42,6 +42,17 @@ class Steps:
         """End a step: by its agents, then by TERM, then by KILL; at once by KILL when no agent answers."""
         self._do(self._escalate(replica, grace))
 
+    def left(self, replica: int, step: int) -> None:
+        """All agents of a step have said that they leave."""
+        handle, _ = self._steps.get(replica, (None, None))
+        if handle is not None and handle.request.step == step:
+            handle.left()
+
+    def let_go(self) -> None:
+        """The steps belong to somebody else now: end what we have of them here, and nothing of theirs."""
+        for handle, _ in self._steps.values():
+            handle.let_go()
+
     def _request(self, replica: Replica, step: int) -> StepRequest:
         return StepRequest(self._paths, replica.id, step, replica.hosts)
 

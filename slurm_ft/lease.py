@@ -40,9 +40,9 @@ SIZE = 1024
 class Claim:
     """A term of office, as its file tells it.
 
-    `at` is when it was claimed (seconds since the epoch, by the claimant's clock), `silence` for how many
-    seconds nobody had been heard then, `before` whose host was followed. `ended` is the run's exit code once
-    the run is over.
+    `at` is when it was claimed (seconds since 1970, by the claimant's clock), `silence` for how many seconds
+    nobody had been heard then, `before` whose host was followed, `up` when its head was there. `ended` is the
+    run's exit code once the run is over.
     """
 
     epoch: int
@@ -53,6 +53,7 @@ class Claim:
     at: float = 0.0
     silence: float = 0.0
     before: str = ""
+    up: float = 0.0
     beat: int = 0
     ended: int | None = None
 
@@ -138,7 +139,8 @@ class Lease:
     @staticmethod
     def resume(folder: Path, epoch: int) -> Lease:
         """The term that another process has claimed for us: this process is its holder from now on."""
-        lease = Lease(folder, dataclasses.replace(read(folder, epoch), pid=os.getpid(), machine=machine()))
+        claim = dataclasses.replace(read(folder, epoch), pid=os.getpid(), machine=machine(), up=time.time())
+        lease = Lease(folder, claim)
         lease.renew()
         return lease
 
@@ -198,7 +200,8 @@ def acquire(
                 sleep(RENEW / 4)
                 continue
         epoch, before = (there.epoch + 1, there.host) if there is not None else (1, "")
-        claim = Claim(epoch, host, machine(), os.getpid(), job_id, time.time(), 0.0, before)
+        now = time.time()
+        claim = Claim(epoch, host, machine(), os.getpid(), job_id, at=now, before=before, up=now)
         if take(folder, claim):
             return Lease(folder, claim)
 

@@ -1,17 +1,18 @@
 """When an agent shall try to become the next head's host. Pure; times are seconds on one monotonic clock.
 
-Two signs are needed, each for `head_timeout`: the agent has heard no controller, and the lease in the run folder
-has not been renewed. An agent that is cut off itself sees the lease renewed (or cannot see it), and one that
-cannot read the folder hears the controller. Then the agents take turns, STAGGER seconds apart, by their place
-in the run, the dead head's own host last: one alone wins the claim (slurm_ft/lease.py), and the turns only keep
-the others from trying at the same moment. A new claim is a renewal: when its owner brings no head up, the lease
-goes stale once more, and the next agent has its turn. An agent that has failed MOST_TRIES times leaves it to
-the others.
+Two signs are needed: the agent has heard no controller for `head_timeout`, and the lease in the run folder, which
+is renewed every second, has not been for half of that (three renewals at least). An agent that is cut off itself
+sees the lease renewed, or cannot see it; one that cannot read the folder hears the controller.
+
+Then the agents take turns, STAGGER seconds apart, by their place in the run, the dead head's own host last: one
+alone wins the claim (slurm_ft/lease.py), and the turns only keep the others from trying at the same moment. A new
+claim is a renewal: when its owner brings no head up, the lease goes stale once more, and the next agent has its
+turn. An agent that has failed MOST_TRIES times leaves it to the others.
 """
 
 from __future__ import annotations
 
-from slurm_ft.lease import Claim, Watch
+from slurm_ft.lease import RENEW, Claim, Watch
 
 STAGGER = 0.5
 MOST_STAGGER = 10.0
@@ -33,7 +34,6 @@ class Election:
         unchanged = self._watch.unchanged(now, seen)
         if seen is None or seen.ended is not None or self.tries >= MOST_TRIES:
             return False
-        wait = self._head_timeout + min(self._place * STAGGER, MOST_STAGGER)
-        if seen.host == self._host:
-            wait += MOST_STAGGER
-        return min(silence, unchanged) >= wait
+        turn = min(self._place * STAGGER, MOST_STAGGER) + (MOST_STAGGER if seen.host == self._host else 0.0)
+        stale = max(self._head_timeout / 2, 3 * RENEW)
+        return silence >= self._head_timeout + turn and unchanged >= stale + turn

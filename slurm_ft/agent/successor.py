@@ -29,6 +29,8 @@ from slurm_ft.slurm.client import SlurmClient, Unreachable
 from slurm_ft.spec import RunSpec
 
 LOOK_INTERVAL = 0.5
+LOOK_AFTER = 2.0
+"""Seconds of silence after which the lease is looked at: two of the controller's answers are missing."""
 STARTS_WITHIN = 30.0
 """Seconds for a new head to take over the claim that was made for it."""
 
@@ -59,7 +61,7 @@ class Successor:
         """Look after the head for as long as the agent lives."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
-            if self._silence() < self._spec.policy.head_timeout / 2:
+            if self._silence() < LOOK_AFTER:
                 continue
             seen = await asyncio.to_thread(self._newest)
             if seen is not None:

@@ -49,6 +49,9 @@ LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
 HEARD_WITHIN = 4.0
 """Seconds within which an agent must have been heard to count as heard: four of its signs of life."""
+CALLS_WITHIN = 5.0
+"""Seconds for an agent on the last head's host to call a new controller: it dials again after 3 s of silence, and
+it has had `head_timeout` before."""
 STATE_INTERVAL = 1.0
 REQUEST_INTERVAL = 0.5
 EXIT_CRASHED = 70
@@ -150,9 +153,14 @@ class Controller:
         if max((event.epoch for event in read(self._paths.events)), default=0) >= self._tenure.epoch:
             return
         claim = self._tenure.claim
-        age = max(0.0, self._clock() - claim.at)
         self.supervisor.take(
-            Kind.HEAD_STARTED, host=claim.host, pid=claim.pid, before=claim.before, silence=claim.silence, age=age
+            Kind.HEAD_STARTED,
+            host=claim.host,
+            pid=claim.pid,
+            before=claim.before,
+            silence=claim.silence,
+            age=max(0.0, self._clock() - claim.at),
+            up=max(0.0, claim.up - claim.at),
         )
 
     def _able(self) -> bool:
@@ -177,7 +185,7 @@ class Controller:
         if not starts or events[starts[-1]].data.get("session") != self._session:
             return False
         self.supervisor.state = self._before
-        self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t}
+        self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t, "head_host": self._host}
         self._book.replay(events[starts[-1] :])
         self.supervisor.unsure = {r.id for r in self._before.replicas if r.state is State.PENDING}
         return True
@@ -210,10 +218,15 @@ class Controller:
             self._steps.adopt(replica, replica.pid)
             if replica.state is State.TRAINING:
                 self._paces[replica.id] = Pace(now)
-            self._peers.expect(replica)
+            self._peers.expect(replica, self._lost_host(), self._spec.policy.agent_timeout - CALLS_WITHIN)
             if replica.state is State.ENDING:
                 self.end_step(replica, self._spec.policy.kill_grace)
         self._adopting = True
+
+    def _lost_host(self) -> str:
+        """The host of the head that we follow, which is probably dead; '' when we follow none."""
+        claim = self._tenure.claim
+        return claim.before if claim.silence and claim.before != self._host else ""
 
     def _note_adoption(self) -> None:
         """Tell, once, that all agents that there are have called."""

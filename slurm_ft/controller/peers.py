@@ -43,12 +43,15 @@ class Peers:
         self._peers = {n: p for n, p in self._peers.items() if (p.replica, p.index) != (peer.replica, peer.index)}
         self._peers[name] = peer
 
-    def expect(self, replica: Replica) -> None:
-        """Stand-ins for the agents of a replica, which are to call."""
+    def expect(self, replica: Replica, doubtful: str, silent_since: float) -> None:
+        """Stand-ins for the agents of a replica, which are to call. One on the host `doubtful` counts as silent
+        since so many seconds."""
         now = time.monotonic()
         for index in replica.addresses:
             name = EXPECTED + f"{replica.id}.{index}".encode()
-            self._peers[name] = Peer(replica.id, replica.step, index, replica.hosts[index], now)
+            host = replica.hosts[index]
+            heard = now - max(0.0, silent_since) if host == doubtful else now
+            self._peers[name] = Peer(replica.id, replica.step, index, host, heard)
 
     @property
     def all_have_called(self) -> bool:

@@ -37,7 +37,7 @@ from slurm_ft.slurm.hostlist import compress
 
 log = logging.getLogger("slurm_ft.controller")
 
-GONE_WITHIN = 10.0
+GONE_WITHIN = 5.0
 """Seconds for which a cancelled step is awaited. Slurm lists a dead host's steps for longer: that list is
 not to be believed, and a step that does not go is left to Slurm."""
 

@@ -144,7 +144,7 @@ class DevCluster:
         self._start_watcher()
         self._spawn("munged", self._munged())
         self._await(lambda: (self.folder / "munge.sock").is_socket(), deadline, "munged")
-        self._spawn("slurmctld", [config.program("slurmctld"), "-D", "-f", str(self._conf)])
+        self._spawn_slurmctld()
         for host in self.hosts:
             self._spawn_slurmd(host)
         self._await(self._all_idle, deadline, "slurmctld", *self.hosts)
@@ -162,6 +162,9 @@ class DevCluster:
         init = [sys.executable, "-I", "-S", str(INIT)]
         with open(self.folder / "log" / f"{name}.out", "wb") as out:
             _detach([*init, *command], environment, out, cwd=self.folder)
+
+    def _spawn_slurmctld(self) -> None:
+        self._spawn("slurmctld", [config.program("slurmctld"), "-D", "-f", str(self._conf)])
 
     def _spawn_slurmd(self, host: str) -> None:
         self._spawn(host, [config.program("slurmd"), "-D", "-f", str(self._conf), "-N", host])
@@ -225,6 +228,17 @@ class DevCluster:
         self._spawn_slurmd(host)
         self._await(lambda: self._slurmd_start(host) not in ("", before), deadline, host)
         self._await(lambda: self._usable(host), deadline, host)
+
+    def kill_slurmctld(self) -> None:
+        """Slurm's own controller dies; jobs and steps go on, and no command is answered."""
+        processes.send([process for process in self.processes() if process.host == "slurmctld"], signal.SIGKILL, 5.0)
+
+    def revive_slurmctld(self) -> None:
+        """It starts again from its saved state; returns when it answers."""
+        if any(process.role == "slurmctld" for process in self.processes()):
+            raise UsageError("slurmctld is alive", hint="kill it first")
+        self._spawn_slurmctld()
+        self._await(lambda: bool(self.states()), time.monotonic() + START_SECONDS, "slurmctld")
 
     def states(self) -> dict[str, str]:
         """State of each host as Slurm sees it ("idle", "allocated", "down*", ...); empty when Slurm is silent."""

@@ -36,6 +36,7 @@ from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.environ import Place, rank_environment
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
+from slurm_ft.agent.outbox import Outbox
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
 from slurm_ft.agent.successor import Successor
@@ -115,10 +116,9 @@ class Agent:
         self._platform = ""  # of this host's GPUs: rocm, cuda, or nothing
         self._gpus: list[str] = []  # those that the step sees, by bus id: indexes mean something else on each host
         self._attempt = 0
-        self._cleared = 0
         self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
-        self._ends: dict[int, Message] = {}  # told again to a controller that was started again
-        self._observed = Observed(0, self._client.send)
+        self._outbox = Outbox(self._client.send)
+        self._observed = Observed(0, self._tell)
         self._heard = time.monotonic()
         self._epoch = 0
         place = replica * len(hosts) + self._index
@@ -194,14 +194,20 @@ class Agent:
                 "agent_pid": os.getpid(),
                 "attempt": self._attempt,
                 "gpus": self._gpus,
-                "ends": list(self._ends.values()),
+                "first": self._outbox.first,
             }
         )
 
+    def _tell(self, message: Message) -> None:
+        """Tell news, which no controller may miss; the next sample of progress replaces one that is lost."""
+        if message["type"] == "progress":
+            self._client.send(message)
+        else:
+            self._outbox.tell(message)
+
     def _exited(self, end: Exit) -> None:
         self._observed.flush()
-        self._ends[end.rank] = self._end_message(end)
-        self._client.send(self._ends[end.rank])
+        self._tell(self._end_message(end))
 
     def _end_message(self, end: Exit) -> Message:
         if end.code == 0:
@@ -235,13 +241,11 @@ class Agent:
     async def _live(self) -> None:
         while True:
             # With what the controller must know, in case a message was lost with a connection.
-            ended = sorted(self._ends)
             self._client.send(
                 {
                     "type": "alive",
                     "attempt": self._attempt,
-                    "ended": ended,
-                    "cleared": self._cleared,
+                    "told": self._outbox.last,
                     "epoch": self._epoch,
                 }
             )
@@ -281,18 +285,20 @@ class Agent:
             error = self._inject(int(message["rank"]), str(message["kind"]))
             if not error:
                 self._injected.add(int(message["rank"]))
-            self._client.send({"type": "injected", "id": message["id"], "error": error, **_named(message)})
+            self._tell({"type": "injected", "id": message["id"], "error": error, **_named(message)})
         elif kind == "who":
             self._hello()
+            self._outbox.again()
+        elif kind == "alive":
+            self._outbox.acknowledged(int(message.get("got", 0)))
 
     def _start(self, message: Message) -> None:
         attempt = int(message["attempt"])
         if attempt <= self._attempt:  # said twice, by a controller that was started again
             return
         self._attempt = attempt
-        self._ends.clear()
         self._injected.clear()
-        self._observed = Observed(attempt, self._client.send)
+        self._observed = Observed(attempt, self._tell)
         self._ranks.start(self._plans(attempt, str(message["first_host"]), int(message["port"])))
 
     def _preload(self) -> Preload | None:
@@ -350,8 +356,7 @@ class Agent:
         if attempt < self._attempt:
             return
         await self._ranks.clear(grace)
-        self._cleared = attempt
-        self._client.send({"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()})
+        self._tell({"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()})
 
     async def _write_stacks(self) -> None:
         """Have the ranks that we observe write the stacks of their threads into their logs.

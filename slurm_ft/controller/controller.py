@@ -27,6 +27,7 @@ from typing import Any
 from slurm_ft.channel import Message, Server
 from slurm_ft.controller import requests
 from slurm_ft.controller.book import Book
+from slurm_ft.controller.deliveries import Deliveries, Verdict
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.peers import Peer, Peers
@@ -99,6 +100,7 @@ class Controller:
         self._clock = Clock()
         self._log = EventLog(paths.events, on_trouble=lambda error: log.warning("events wait: %s", error))
         self._book = Book()
+        self._deliveries = Deliveries(spec.replica.ranks_per_host)
         self._peers = Peers(server)
         self._steps = Steps(paths, launcher, self._peers, self._do, self._step_exited)
         self._work: set[asyncio.Task[None]] = set()
@@ -187,6 +189,7 @@ class Controller:
         self.supervisor.state = self._before
         self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t, "head_host": self._host}
         self._book.replay(events[starts[-1] :])
+        self._deliveries.replay(events[starts[-1] :])
         self.supervisor.unsure = {r.id for r in self._before.replicas if r.state is State.PENDING}
         return True
 
@@ -286,8 +289,9 @@ class Controller:
             return
         peer.heard = time.monotonic()
         if kind == "alive":
-            missed = _missed(self.supervisor.state.replicas[peer.replica], peer.index, message)
-            self._peers.send(name, {"type": "who" if missed else "alive"})
+            got = self._deliveries.last(peer.who)
+            missed = _missed(self.supervisor.state.replicas[peer.replica], message, got)
+            self._peers.send(name, {"type": "who"} if missed else {"type": "alive", "got": got})
         elif kind == "leaving":
             self._peers.drop(name)
             if not self._peers.any_of(peer.replica, peer.step):
@@ -295,7 +299,11 @@ class Controller:
         elif kind == "progress":
             self._progress(peer, message)
         elif kind in FORWARDED:
-            self._news(peer, message)
+            verdict = self._deliveries.take(peer.who, message["n"])
+            if verdict is Verdict.NEXT:
+                self._news(peer, message)
+            elif verdict is Verdict.GAP:
+                self._peers.send(name, {"type": "who"})
 
     def _hello(self, name: bytes, message: Message) -> None:
         peer = Peer(message["replica"], message["step"], message["index"], message["host"], time.monotonic())
@@ -304,6 +312,7 @@ class Controller:
             self._peers.send(name, {"type": "shutdown", "grace": self._spec.policy.kill_grace})
             return
         self._peers.add(name, peer)
+        self._deliveries.begins(peer.who, int(message["first"]))
         self._peers.send(name, {"type": "alive"})
         if replica.state is State.LAUNCHING:
             names = ("step", "index", "host", "address", "port", "step_id", "agent_pid", "gpus")
@@ -312,9 +321,8 @@ class Controller:
             self._catch_up(peer, replica, message)
 
     def _catch_up(self, peer: Peer, replica: Replica, message: Message) -> None:
-        """An agent that we knew calls again, after one of us was away: repeat what may have been lost."""
-        for end in message["ends"]:
-            self._news(peer, end)
+        """An agent that we knew calls again, after one of us was away: repeat what may have been lost. It does
+        the same (see agent/outbox.py)."""
         if replica.state in RANKS_RUN and message["attempt"] < replica.attempt:
             self.start_ranks(replica)
         elif replica.state is State.CLEARING:
@@ -502,12 +510,8 @@ class Controller:
             log.warning("state.json waits: %s", error)
 
 
-def _missed(replica: Replica, index: int, message: Message) -> bool:
+def _missed(replica: Replica, message: Message, got: int) -> bool:
     """Did a message to or from this agent get lost with a connection, by what its sign of life says? Then it is
     asked to say who it is, and all is said again."""
-    attempt = message.get("attempt", replica.attempt)
-    if replica.state is State.CLEARING:
-        return message.get("cleared") == replica.attempt and index not in replica.agents
-    if replica.state not in RANKS_RUN:
-        return False
-    return attempt < replica.attempt or not replica.done_ranks.issuperset(message.get("ended", ()))
+    lost = int(message.get("told", 0)) > got
+    return lost or (replica.state in RANKS_RUN and message.get("attempt", replica.attempt) < replica.attempt)

@@ -27,6 +27,11 @@ class Peer:
     host: str
     heard: float
 
+    @property
+    def who(self) -> tuple[int, int, int]:
+        """The agent, whatever its connection is called."""
+        return self.replica, self.step, self.index
+
 
 class Peers:
     """The agents of a run, by the names of their connections."""

@@ -43,6 +43,13 @@ class Managed(Job):
             ["sbatch", *options], env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
+    def until(
+        self, kind: Kind, replica: int, true: Callable[[Event], object] = bool, seconds: float = SECONDS
+    ) -> Event:
+        """Without a look at sbatch, which gives up when Slurm is away."""
+        wait_until(lambda: [e for e in self.events(kind, replica) if true(e)], seconds, f"{kind} of replica {replica}")
+        return [event for event in self.events(kind, replica) if true(event)][-1]
+
     def done(self) -> None:
         self._finish.touch()
 
@@ -183,9 +190,11 @@ def test_slurm_is_away_and_only_what_needs_it_waits(managed, devcluster: DevClus
         wait_until(lambda: why in job.slurm_ft("explain", str(job.run)), SECONDS, "it is explained")
     finally:
         devcluster.revive_slurmctld()
-    job.until(Kind.PROGRESSED, 2, lambda e: e.data["attempt"] == 2, SECONDS)
+    job.until(Kind.PROGRESSED, 2, lambda e: e.data["attempt"] == 2)
     job.done()
-    job.finish(0)
+    wait_until(lambda: job.events(Kind.RUN_ENDED), SECONDS, "the run ends")
+    job.output()
+    assert job.events(Kind.RUN_ENDED)[0].data["code"] == 0
     assert len(job.events(Kind.RANKS_STARTED, 0)) == len(job.events(Kind.STEP_LAUNCHED, 0)) == 1
 
 

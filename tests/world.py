@@ -152,6 +152,12 @@ class World:
         self.asked.pop(replica, None)
         self.take(Kind.STEP_EXITED, replica, step=step, code=137, what=what)
 
+    def away(self, replica: int) -> None:
+        """The step was not started, because Slurm did not answer."""
+        step = self.steps.pop(replica)
+        what = "srun exited with code 97"
+        self.take(Kind.STEP_EXITED, replica, step=step, code=97, what=what, unanswered=True)
+
     def up(self, replica: int) -> None:
         """All goes well until the replica trains."""
         self.join(replica)

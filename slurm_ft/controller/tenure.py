@@ -32,6 +32,7 @@ class Tenure:
     def __init__(self, lease: Lease | None = None, clock: Callable[[], float] = _clock) -> None:
         self._lease, self._clock = lease, clock
         self._looked = clock()
+        self._looking = False
         self.over = 0
         """The epoch that has deposed us, or 0."""
 
@@ -44,8 +45,12 @@ class Tenure:
         return self._lease.claim if self._lease else Claim(0)
 
     def may_act(self) -> bool:
-        """Do we still hold the lease, as far as can be known?"""
-        if self._clock() - self._looked > LOOK_AFTER:
+        """Do we still hold the lease, as far as can be known?
+
+        While a look of `keep` hangs on a file system that is away, this does not hang beside it: nobody can claim
+        anything there meanwhile.
+        """
+        if self._clock() - self._looked > LOOK_AFTER and not self._looking:
             self._look()
         return not self.over
 
@@ -67,7 +72,9 @@ class Tenure:
     async def keep(self, able: Callable[[], bool], deposed: Callable[[], None]) -> None:
         """Renew the lease for as long as we hold it and are `able` to do our job; then call `deposed`."""
         while not self.over:
+            self._looking = True
             await asyncio.to_thread(self._look)
+            self._looking = False
             if self._lease is not None and not self.over and able():
                 try:
                     await asyncio.to_thread(self._lease.renew)

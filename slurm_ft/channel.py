@@ -3,7 +3,8 @@
 Agents dial (DEALER), the controller listens (ROUTER). A run has two key pairs, made when it starts and kept
 in its 0700 folder `secret/`: the controller's and the one all agents share. A connection without the
 agents' secret key is refused in the handshake, before any message is read. Messages are JSON objects with a
-`type`; a message from another version of this protocol is dropped.
+`type`; a message from another version of this protocol is dropped. What a controller says bears its `epoch`
+(slurm_ft/lease.py): an agent obeys the highest one that it knows of, and tells a lower one that it is deposed.
 
 An agent that loses the controller goes on dialling. The controller's address is in `secret/endpoint`, so a
 controller that starts again elsewhere is found there.
@@ -88,11 +89,14 @@ class _OnlyAgents:
 class Server:
     """The controller's end. Peers are named by bytes that they choose (see `Client`)."""
 
-    def __init__(self, paths: RunPaths, host: str) -> None:
-        """Listen on `host`, on the port of the run's last controller if that is free.
+    def __init__(self, paths: RunPaths, host: str, epoch: int = 0) -> None:
+        """Listen on `host`, on the port of the run's last controller if that is free; `epoch` goes with
+        every message.
 
         Raises LaunchError when nothing can be bound there.
         """
+        self._stamp = {"epoch": epoch} if epoch else {}
+        self._paths = paths
         public, secret = _keys(paths.secret, "controller")
         agent_public, _ = _keys(paths.secret, "agent")
         self._context = zmq.asyncio.Context()
@@ -112,7 +116,12 @@ class Server:
         except LaunchError:
             self.close()
             raise
-        write_atomic(paths.endpoint, self.endpoint, 0o600)
+        self.advertise()
+
+    def advertise(self) -> None:
+        """Tell agents where we are, if the file says something else. Raises OSError."""
+        if _endpoint(self._paths) != self.endpoint:
+            write_atomic(self._paths.endpoint, self.endpoint, 0o600)
 
     def _bind(self, host: str, paths: RunPaths) -> str:
         address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
@@ -133,7 +142,7 @@ class Server:
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send to one peer; a peer that is gone is not an error, its loss is seen elsewhere."""
-        self._socket.send_multipart([peer, _encode(message)])
+        self._socket.send_multipart([peer, _encode({**self._stamp, **message})])
 
     async def messages(self) -> AsyncIterator[tuple[bytes, Message]]:
         while True:

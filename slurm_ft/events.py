@@ -5,6 +5,10 @@ clock, which never runs backwards), the `event` and, where it speaks of one, the
 controller decided is an event like what it saw, so folding the log from its start gives the state of the
 run again: that is how a restarted controller, `status` and `report` learn it.
 
+Every event bears the `epoch` of the head that wrote it (slurm_ft/lease.py). What a deposed controller still
+wrote after the first event of a higher epoch did not happen: all readers drop it (`Fence`). A new head's first
+event comes before it reads the log, so that it knows whatever its readers know.
+
 A line is written with one `write` in append mode. A line cut off by a crash stays where it is; the next
 writer starts a new line and readers pass over what is not JSON.
 """
@@ -42,8 +46,10 @@ class Kind(StrEnum):
     HOST_UNFIT = "host_unfit"
     HOST_FIT = "host_fit"
 
+    HEAD_STARTED = "head_started"
     RUN_STARTED = "run_started"
     CONTROLLER_STARTED = "controller_started"
+    ADOPTED = "adopted"
     STOP_REQUESTED = "stop_requested"
     RUN_ENDED = "run_ended"
     SAVE_REQUESTED = "save_requested"
@@ -64,17 +70,20 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened at time `t` (seconds since the epoch)."""
+    """One thing that happened at time `t` (seconds since 1970), told by the head of an epoch."""
 
     t: float
     kind: Kind
     replica: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0
 
     def to_line(self) -> str:
         value: dict[str, Any] = {"t": round(self.t, 6), "event": str(self.kind)}
         if self.replica is not None:
             value["replica"] = self.replica
+        if self.epoch:
+            value["epoch"] = self.epoch
         return json.dumps(value | dict(self.data), separators=(",", ":")) + "\n"
 
     @staticmethod
@@ -83,9 +92,21 @@ class Event:
         try:
             value = json.loads(line)
             kind = Kind(value.pop("event"))
-            return Event(float(value.pop("t")), kind, value.pop("replica", None), value)
+            epoch = int(value.pop("epoch", 0))
+            return Event(float(value.pop("t")), kind, value.pop("replica", None), value, epoch)
         except (ValueError, KeyError, AttributeError, TypeError):
             return None
+
+
+class Fence:
+    """Lets through what counts: nothing of an epoch after a higher one has begun."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def admits(self, event: Event) -> bool:
+        self.epoch = max(self.epoch, event.epoch)
+        return event.epoch == self.epoch
 
 
 class Clock:
@@ -151,10 +172,12 @@ def read(path: Path) -> Iterator[Event]:
         return
 
 
-def parse(lines: Iterable[str]) -> Iterator[Event]:
+def parse(lines: Iterable[str], fence: Fence | None = None) -> Iterator[Event]:
+    """The events on these lines that count. `fence` knows of the lines before them."""
+    fence = fence or Fence()
     for line in lines:
         event = Event.from_line(line)
-        if event is not None:
+        if event is not None and fence.admits(event):
             yield event
 
 
@@ -164,6 +187,7 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
+        self._fence = Fence()
 
     def news(self) -> list[Event]:
         try:
@@ -174,4 +198,4 @@ class Follower:
             return []
         whole = block[: block.rfind(b"\n") + 1]
         self._position += len(whole)
-        return list(parse(whole.decode("utf-8", errors="replace").splitlines()))
+        return list(parse(whole.decode("utf-8", errors="replace").splitlines(), self._fence))

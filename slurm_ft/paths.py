@@ -3,7 +3,8 @@
 run.json                    the spec; written once, for its owner only: it may hold secrets of --env
 events.jsonl                what happened; append only; the controller is its only writer
 state.json                  a snapshot for readers; replaced at most once a second
-lock                        held (flock) by the head as long as the run is looked after
+lease/                      who looks after the run: one file for each term of office (slurm_ft/lease.py)
+session.json                what a head needs that takes over on another host (controller/session.py)
 controller.log, head.log    words of our own processes
 secret/                     0700: the run's CURVE keys and the address of the controller
 control/                    requests of `inject` and `stop`: one small file each
@@ -38,7 +39,8 @@ class RunPaths:
         self.spec = self.root / "run.json"
         self.events = self.root / "events.jsonl"
         self.state = self.root / "state.json"
-        self.lock = self.root / "lock"
+        self.lease = self.root / "lease"
+        self.session = self.root / "session.json"
         self.stop = self.root / "stop"
         self.save = self.root / "save"
         self.chain = self.root / "chain.json"

@@ -22,6 +22,9 @@ SCHEMA = 1
 CLUSTERS = ("slurm", "local")
 SAVE_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 
+LEAST_HEAD_TIMEOUT = 3.0
+"""Seconds: three renewals of the lease (slurm_ft/lease.py), and more than a controller takes to start."""
+
 Problem = tuple[str, str]
 T = TypeVar("T")
 
@@ -76,7 +79,9 @@ class Policy:
     Ranks that can save have `save_within` for it before a stop. After that, `stop_grace` lies between TERM and
     KILL; `kill_grace` when a broken replica is cleared. An agent that is silent for `agent_timeout` is lost.
     When the first replica has finished, the others have `finish_grace` to finish too.
-    An agent that finds no controller for `orphan_timeout` ends its ranks and itself.
+    Agents that hear no controller for `head_timeout`, and see its lease not renewed for as long, choose a new
+    head among them. An agent that finds no controller for `orphan_timeout` ends its ranks and itself, and
+    releases the allocation.
     A replica that trained hangs when it has stood still for `hang_after` at least (see controller/pace.py);
     0 turns that off.
     With `requeue` a Slurm job that ends for its time limit or a preemption is put back into the queue.
@@ -95,6 +100,7 @@ class Policy:
     save_within: float = 60.0
     agent_timeout: float = 10.0
     finish_grace: float = 60.0
+    head_timeout: float = 10.0
     orphan_timeout: float = 120.0
     hang_after: float = 300.0
     requeue: bool = True
@@ -113,6 +119,9 @@ class Policy:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 found.append((f"{name} is {getattr(self, name)}", "give a time in seconds above 0"))
+        if self.head_timeout < LEAST_HEAD_TIMEOUT:
+            found.append((f"head_timeout is {self.head_timeout}", f"{LEAST_HEAD_TIMEOUT:g} s at least: a controller "
+                          "that has crashed is started again in less"))  # fmt: skip
         if self.hang_after < 0:
             found.append((f"--hang-after is {self.hang_after}", "a time in seconds, or 0 to turn it off"))
         if self.same_failures < 0:

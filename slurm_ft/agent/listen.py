@@ -184,6 +184,12 @@ class Forwarder:
     def fenced(self) -> bool:
         return self._fenced
 
+    def drop(self) -> None:
+        """Close what is open, so that ranks dial again and reach the Lighthouse of now: when the last one's host
+        is gone, nothing else may tell them for minutes."""
+        for task in self._tasks:
+            task.cancel()
+
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()

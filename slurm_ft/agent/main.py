@@ -11,7 +11,9 @@ One asyncio loop. It dials the controller, says who it is, and does what it is t
     who        say again who you are (to a controller that was started again)
 
 and tells of every rank's end, of progress, and once a second that it lives. Ranks keep running while there
-is no controller; after the policy's `orphan_timeout` without one the agent ends them and leaves.
+is no controller, and the agents see to it that there is one again (agent/successor.py); after the policy's
+`orphan_timeout` without one the agent ends its ranks, gives the run up and leaves. Only the controller of the
+highest epoch that the agent knows of is obeyed and counts as heard.
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ from slurm_ft.agent.leftovers import Attempt, SharedMemory, sweep
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.oom import OomWatch
+from slurm_ft.agent.outbox import Outbox
 from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.process import open_log
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks
 from slurm_ft.agent.saves import Saves
+from slurm_ft.agent.successor import Successor
 from slurm_ft.agent.visibility import bus_ids, rank_surroundings, step_mask, visibility
 from slurm_ft.aside import Aside
 from slurm_ft.channel import HEARTBEAT, Client, Message
@@ -133,10 +137,10 @@ class Agent:
         self._attempt = 0
         self._cleared = 0
         self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
-        self._ends: dict[int, Message] = {}  # told again to a controller that was started again
-        self._observed = Observed(0, self._client.send)
+        self._outbox = Outbox(self._client.send)
+        self._observed = Observed(0, self._tell)
         save_signal = self._spec.replica.save_signal
-        self._saves = Saves(self._index, save_signal, self._socket.send, self._signal_rank, self._client.send)
+        self._saves = Saves(self._index, save_signal, self._socket.send, self._signal_rank, self._tell)
         self._files = Aside("files")  # the run folder's file system may be away
         self._proc = Aside("leftovers")  # the entry in /proc of a process that hangs can hang its reader
         self._memory = SharedMemory()
@@ -144,6 +148,11 @@ class Agent:
         self._heard = time.monotonic()
         self._begun = asyncio.Event()  # the ranks of this attempt are started, if they are to be
         self._begun.set()
+        self._epoch = 0
+        place = replica * len(hosts) + self._index
+        self._successor = Successor(
+            self._paths, self._spec, place, host, self._silence, self._address, self._learn_epoch
+        )
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._work: set[asyncio.Task[None]] = set()
 
@@ -161,7 +170,9 @@ class Agent:
         self._ranks = Ranks(self._exited, self._preload())
         if await self._fit():
             self._hello()
-            for work in (self._receive(), self._live(), self._flush(), self._watch_memory()):
+            for work in (
+                self._receive(), self._live(), self._flush(), self._watch_memory(), self._successor.watch()
+            ):  # fmt: skip
                 self._do(work)
         code = await self._over
         for task in self._work:
@@ -173,6 +184,19 @@ class Agent:
         self._client.send({"type": "leaving", "code": code})
         self._client.close()
         return code
+
+    def _address(self) -> str:
+        return address_towards(self._paths.endpoint.read_text())
+
+    def _silence(self) -> float:
+        """Seconds since a controller was heard."""
+        return time.monotonic() - self._heard
+
+    def _learn_epoch(self, epoch: int) -> None:
+        """There is a head of this epoch. With a new one the Lighthouse has moved too."""
+        if epoch > self._epoch > 0:
+            self._forwarder.drop()
+        self._epoch = max(self._epoch, epoch)
 
     def _on_signal(self, number: int) -> None:
         self._do(self._leave(self._spec.policy.stop_grace, 128 + number))
@@ -190,7 +214,6 @@ class Agent:
     # --- what we tell ----------------------------------------------------------------------------------
 
     def _hello(self) -> None:
-        endpoint = self._paths.endpoint.read_text()
         self._client.send(
             {
                 "type": "hello",
@@ -198,16 +221,22 @@ class Agent:
                 "step": self._step,
                 "index": self._index,
                 "host": self._host,
-                "address": address_towards(endpoint),
+                "address": self._address(),
                 "port": free_port(),
                 "step_id": os.environ.get("SLURM_STEP_ID", ""),
                 "agent_pid": os.getpid(),
                 "attempt": self._attempt,
                 "gpus": self._gpus,
-                "ends": list(self._ends.values()),
-                "commits": self._observed.commits(),
+                "first": self._outbox.first,
             }
         )
+
+    def _tell(self, message: Message) -> None:
+        """Tell news, which no controller may miss; the next sample of progress replaces one that is lost."""
+        if message["type"] == "progress":
+            self._client.send(message)
+        else:
+            self._outbox.tell(message)
 
     def _exited(self, end: Exit) -> None:
         self._observed.flush()
@@ -219,10 +248,7 @@ class Agent:
         if end.code:
             with contextlib.suppress(TimeoutError):
                 left = await asyncio.wait_for(self._files.do(partial(self._left_by, end.rank, attempt)), FILES_WITHIN)
-        message = self._end_message(end, attempt, *left)
-        if attempt == self._attempt:
-            self._ends[end.rank] = message
-        self._client.send(message)
+        self._tell(self._end_message(end, attempt, *left))
 
     def _left_by(self, rank: int, attempt: int) -> tuple[str, str, str]:
         """A rank's exception in one line, its traceback, and the end of its log."""
@@ -280,17 +306,17 @@ class Agent:
 
     async def _live(self) -> None:
         while True:
-            # With what the controller must know, in case a message was lost with a connection.
-            ended = sorted(self._ends)
-            self._client.send({"type": "alive", "attempt": self._attempt, "ended": ended, "cleared": self._cleared})
-            silence = time.monotonic() - self._heard
+            told = {"attempt": self._attempt, "told": self._outbox.last, "epoch": self._epoch}
+            self._client.send({"type": "alive", **told})
+            silence = self._silence()
             if silence > self._spec.policy.agent_timeout and self._lighthouse and not self._forwarder.fenced:
                 self._do(self._fence())
             if silence > REDIAL_AFTER:
                 self._client.dial()
             if silence > self._spec.policy.orphan_timeout:
                 print(f"slurm-ft agent: no controller for {silence:.0f} s, leaving", file=sys.stderr)
-                self._do(self._leave(self._spec.policy.kill_grace, 1))
+                self._do(self._give_up())
+                return
             await asyncio.sleep(HEARTBEAT)
 
     async def _fence(self) -> None:
@@ -305,14 +331,21 @@ class Agent:
     async def _receive(self) -> None:
         while True:
             message = await self._client.receive()
-            if message is not None:
-                self._heard = time.monotonic()
-                self._obey(message)
+            if message is None:
+                continue
+            epoch = int(message.get("epoch", 0))
+            if epoch < self._epoch:
+                self._client.send({"type": "deposed", "epoch": self._epoch})
+                continue
+            self._learn_epoch(epoch)
+            self._heard = time.monotonic()
+            self._obey(message)
 
     def _obey(self, message: Message) -> None:
         kind = message["type"]
         if kind == "alive":
             self._forwarder.open()  # the controller still counts on us
+            self._outbox.acknowledged(int(message.get("got", 0)))
         elif kind == "start":
             self._start(message)
         elif kind == "clear":
@@ -321,20 +354,23 @@ class Agent:
             self._do(self._leave(float(message["grace"]), 0))
         elif kind == "inject":
             self._do(self._inject_when_started(message))
+        elif kind == "abort":
+            for rank in self._socket.ranks():
+                self._socket.send(rank, {"type": "abort", "member": message["member"]})
         elif kind == "save":
             self._save(str(message["id"]), int(message["attempt"]))
         elif kind == "who":
             self._hello()
+            self._outbox.again()
 
     def _start(self, message: Message) -> None:
         attempt = int(message["attempt"])
         if attempt <= self._attempt:  # said twice, by a controller that was started again
             return
         self._attempt = attempt
-        self._ends.clear()
         self._injected.clear()
         self._saves.begin_attempt()
-        self._observed = Observed(attempt, self._client.send)
+        self._observed = Observed(attempt, self._tell)
         self._begun.clear()
         self._do(self._begin(attempt, self._plans(attempt, str(message["first_host"]), int(message["port"]))))
 
@@ -422,7 +458,7 @@ class Agent:
             return
         self._cleared = attempt
         message = {"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()}
-        self._client.send(message | ({"leftovers": left} if left else {}))
+        self._tell(message | ({"leftovers": left} if left else {}))
 
     async def _sweep(self, attempt: int) -> str:
         """End what attempts before this one have left on this host, and wait for their GPU memory; in words."""
@@ -466,6 +502,11 @@ class Agent:
             self._ranks.signal(STACKS_SIGNAL, rank)
         await asyncio.sleep(STACKS_WITHIN)
 
+    async def _give_up(self) -> None:
+        await self._ranks.clear(self._spec.policy.kill_grace)
+        await self._successor.give_up()
+        await self._leave(self._spec.policy.kill_grace, 1)
+
     async def _leave(self, grace: float, code: int) -> None:
         await self._ranks.clear(grace)
         if not self._over.done():
@@ -476,7 +517,7 @@ class Agent:
         error = hurt(message["kind"], message["rank"], message.get("seconds"), self._ranks, self._socket)
         if not error:
             self._injected.add(int(message["rank"]))
-        self._client.send({"type": "injected", "id": message["id"], "error": error, **_named(message)})
+        self._tell({"type": "injected", "id": message["id"], "error": error, **_named(message)})
 
 
 def _named(message: Message) -> dict[str, Any]:

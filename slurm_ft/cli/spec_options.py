@@ -22,9 +22,9 @@ from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS = Policy()
-ORPHAN_TIMEOUT_IN_A_JOB = 900.0
-"""In a job nothing runs that Slurm would not end, and a shared file system may be away for minutes, and with it
-the controller that writes there: the ranks train on meanwhile."""
+ORPHAN_TIMEOUT_IN_A_JOB = 600.0
+"""In a job. Other hosts try to bring up a head within seconds, so by then something is wrong that none of them can
+mend; but a shared file system may be away for minutes, and with it whoever writes there, while the ranks train on."""
 
 _OPTIONS = (
     click.option("--name", help="The run's name.  [default: the program's]"),

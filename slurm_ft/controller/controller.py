@@ -7,6 +7,10 @@ it folds the log, takes over the steps that run, and the agents tell it what it 
 
     SIGTERM, SIGINT, SIGHUP    save, and stop the run in order
     SIGUSR2                    the time limit or a preemption is near: the same, exit 75 (try again)
+
+Started by the head of a higher epoch, on another host, it does the same. Its first event opens the epoch in
+the log, before it reads the log: from then on readers drop what a deposed controller still writes. One that is
+deposed itself (controller/tenure.py) leaves its steps alone, writes nothing more and exits with EXIT_DEPOSED.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +30,7 @@ from slurm_ft.channel import Message, Server
 from slurm_ft.controller import hurt, requests, returns, saving
 from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
+from slurm_ft.controller.deliveries import Deliveries, Verdict
 from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
@@ -34,7 +40,8 @@ from slurm_ft.controller.spares import SpareWatch
 from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.controller.steps import Steps
 from slurm_ft.controller.survivors import gone
-from slurm_ft.errors import EXIT_TRY_AGAIN
+from slurm_ft.controller.tenure import Tenure
+from slurm_ft.errors import EXIT_TRY_AGAIN, LaunchError
 from slurm_ft.events import Clock, Event, EventLog, Kind, read
 from slurm_ft.launch import Launcher, probe
 from slurm_ft.launch.base import Ended
@@ -47,6 +54,11 @@ STANDING_PHASES = frozenset({"checkpoint", "eval"})
 """Phases in which a replica may stand still for as long as it takes."""
 LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
+HEARD_WITHIN = 4.0
+"""Seconds within which an agent must have been heard to count as heard: four of its signs of life."""
+CALLS_WITHIN = 5.0
+"""Seconds for an agent on the last head's host to call a new controller: it dials again after 3 s of silence, and
+it has had `head_timeout` before."""
 STATE_INTERVAL = 1.0
 SETTLE_WITHIN = 0.5
 """Seconds that a launch waits for earlier events to be on disk; only once, then the file system has stalled."""
@@ -54,6 +66,8 @@ LAST_WRITES_WITHIN = 5.0
 REQUEST_INTERVAL = 0.5
 EXIT_CRASHED = 70
 """This process failed, not the training (EX_SOFTWARE of sysexits.h): the head starts it again."""
+EXIT_DEPOSED = 76
+"""Another head looks after the run now."""
 
 SIGNALS = {
     signal.SIGTERM: ("it got SIGTERM", 128 + signal.SIGTERM),
@@ -81,7 +95,18 @@ log = logging.getLogger("slurm_ft.controller")
 class Controller:
     """The world around the Supervisor. It is also the Supervisor's Effects."""
 
-    def __init__(self, paths: RunPaths, spec: RunSpec, launcher: Launcher, server: Server, session: str) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        spec: RunSpec,
+        launcher: Launcher,
+        server: Server,
+        session: str,
+        tenure: Tenure | None = None,
+    ) -> None:
+        self._tenure = tenure or Tenure()
+        self._host = ""
+        self._adopting = False
         self._paths, self._spec, self._server = paths, spec, server
         self._session = session
         self._clock = Clock()
@@ -90,6 +115,8 @@ class Controller:
         self._trouble: Trouble | None = None
         self._files = Aside("files")
         self._book = Book()
+        self._deliveries = Deliveries(spec.replica.ranks_per_host)
+        self._on_disk: dict[tuple[int, int, int], int] = {}  # how much of each agent's news is
         self._peers = Peers(server)
         self._asking = Asking(self._peers)
         self._steps = Steps(paths, launcher, self._peers, self._do, self._step_exited)
@@ -102,7 +129,10 @@ class Controller:
         self.supervisor = Supervisor(spec.policy, self, self._record, self._clock)
 
     def _record(self, event: Event) -> None:
-        self._log.append(event)
+        if not self._tenure.may_act():
+            self._changed.set()
+            return
+        self._log.append(replace(event, epoch=self._tenure.epoch))
         if event.kind is Kind.SAVE_ENDED and event.data["complete"]:
             self._saves.append(event)
             self._files.post(
@@ -117,6 +147,8 @@ class Controller:
 
     async def run(self, hosts: list[str], job_id: str, host: str) -> int:
         """Look after the run until it is over; gives its exit code."""
+        self._host = host
+        self._open_epoch()
         adopted = self._recover()
         if not adopted:
             self._begin(hosts, job_id, host)
@@ -130,11 +162,13 @@ class Controller:
             loop.add_signal_handler(number, partial(self._stop, why, code))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
         for work in (
-            self._listen(), self._tick(), self._read_requests(), self._write_states(), self._look_again(),
-            self._spares.run(),
+            self._tenure.keep(self._able, self._changed.set), self._listen(), self._tick(), self._read_requests(),
+            self._write_states(), self._look_again(), self._spares.run(),
         ):  # fmt: skip
             self._do(work)
         while self.supervisor.state.ended is None:
+            if not self._tenure.may_act():
+                return await self._step_down()
             self._tell_survivors()
             self.supervisor.act()
             self._say_reasons()
@@ -142,6 +176,36 @@ class Controller:
                 self._changed.clear()
                 await self._changed.wait()
         return await self._end(self.supervisor.state.ended)
+
+    def _open_epoch(self) -> None:
+        """Begin our epoch in the log, unless a controller before this one has."""
+        if max((event.epoch for event in read(self._paths.events)), default=0) >= self._tenure.epoch:
+            return
+        claim = self._tenure.claim
+        self.supervisor.take(
+            Kind.HEAD_STARTED,
+            host=claim.host,
+            pid=claim.pid,
+            before=claim.before,
+            silence=claim.silence,
+            age=max(0.0, self._clock() - claim.at),
+            up=max(0.0, claim.up - claim.at),
+        )
+        self._log.settle(SETTLE_WITHIN)
+
+    def _able(self) -> bool:
+        """Can we do our job? Only as long as we are not cut off from most of our agents."""
+        return self._spec.cluster == "local" or self._peers.most_are_heard(time.monotonic(), HEARD_WITHIN, self._host)
+
+    async def _step_down(self) -> int:
+        """We are deposed: the steps are another controller's now, and so is all that is written."""
+        log.warning("deposed by the head of epoch %d", self._tenure.over)
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        self._steps.let_go()
+        self._server.close()
+        return EXIT_DEPOSED
 
     def _recover(self) -> bool:
         """Is this a session that an earlier controller began? Then take its state from the log."""
@@ -152,8 +216,9 @@ class Controller:
         if not starts or events[starts[-1]].data.get("session") != self._session:
             return False
         self.supervisor.state = self._before
-        self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t}
+        self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t, "head_host": self._host}
         self._book.replay(events[starts[-1] :])
+        self._deliveries.replay(events[starts[-1] :])
         self.supervisor.unsure = {r.id for r in self._before.replicas if r.state is State.PENDING}
         return True
 
@@ -186,9 +251,21 @@ class Controller:
             self._steps.adopt(replica, replica.pid)
             if replica.state is State.TRAINING:
                 self._paces[replica.id] = Pace(now)
-            self._peers.expect(replica)
+            self._peers.expect(replica, self._lost_host(), self._spec.policy.agent_timeout - CALLS_WITHIN)
             if replica.state is State.ENDING:
                 self.end_step(replica, self._spec.policy.kill_grace)
+        self._adopting = True
+
+    def _lost_host(self) -> str:
+        """The host of the head that we follow, which is probably dead; '' when we follow none."""
+        claim = self._tenure.claim
+        return claim.before if claim.silence and claim.before != self._host else ""
+
+    def _note_adoption(self) -> None:
+        """Tell, once, that all agents that there are have called."""
+        if self._adopting and self._peers.all_have_called:
+            self._adopting = False
+            self.supervisor.take(Kind.ADOPTED, agents=self._peers.count)
 
     async def _end(self, code: int) -> int:
         for task in self._work:
@@ -227,6 +304,10 @@ class Controller:
             self._hear(name, message)
 
     def _hear(self, name: bytes, message: Message) -> None:
+        self._tenure.heard_of(int(message.get("epoch", 0)))
+        if not self._tenure.may_act():
+            self._changed.set()
+            return
         kind = message["type"]
         if kind == "hello":
             self._hello(name, message)
@@ -242,14 +323,29 @@ class Controller:
             return
         peer.heard = time.monotonic()
         if kind == "alive":
-            missed = _missed(self.supervisor.state.replicas[peer.replica], peer.index, message)
-            self._peers.send(name, {"type": "who" if missed else "alive"})
+            self._answer(name, peer, message)
         elif kind == "leaving":
             self._peers.drop(name)
+            if not self._peers.any_of(peer.replica, peer.step):
+                self._steps.left(peer.replica, peer.step)
         elif kind == "progress":
             self._progress(peer, message)
         elif kind in FORWARDED:
-            self._news(peer, message)
+            verdict = self._deliveries.take(peer.who, message["n"])
+            if verdict is Verdict.NEXT:
+                self._news(peer, message)
+            elif verdict is Verdict.GAP:
+                self._peers.send(name, {"type": "who"})
+
+    def _answer(self, name: bytes, peer: Peer, message: Message) -> None:
+        """Answer a sign of life. What is not on disk yet is not acknowledged: after a crash it must be told again."""
+        got = self._deliveries.last(peer.who)
+        if self._log.settle(0.0):
+            self._on_disk[peer.who] = got
+        if _missed(self.supervisor.state.replicas[peer.replica], message, got):
+            self._peers.send(name, {"type": "who"})
+        else:
+            self._peers.send(name, {"type": "alive", "got": self._on_disk.get(peer.who, 0)})
 
     def _hello(self, name: bytes, message: Message) -> None:
         peer = Peer(message["replica"], message["step"], message["index"], message["host"], time.monotonic())
@@ -259,6 +355,7 @@ class Controller:
             self._peers.send(name, {"type": "shutdown", "grace": self._spec.policy.kill_grace})
             return
         self._peers.add(name, peer)
+        self._deliveries.begins(peer.who, int(message["first"]))
         self._peers.send(name, {"type": "alive"})
         if replica.state is State.LAUNCHING:
             names = ("step", "index", "host", "address", "port", "step_id", "agent_pid", "gpus")
@@ -267,9 +364,8 @@ class Controller:
             self._catch_up(peer, replica, message)
 
     def _catch_up(self, peer: Peer, replica: Replica, message: Message) -> None:
-        """An agent that we knew calls again, after one of us was away: repeat what may have been lost."""
-        for news in (*message["commits"], *message["ends"]):
-            self._news(peer, news)
+        """An agent that we knew calls again, after one of us was away: repeat what may have been lost. It does
+        the same (see agent/outbox.py)."""
         if replica.state in RANKS_RUN and message["attempt"] < replica.attempt:
             self.start_ranks(replica)
         elif replica.state is State.CLEARING:
@@ -294,12 +390,10 @@ class Controller:
 
     def _news(self, peer: Peer, message: Message) -> None:
         kind = FORWARDED[message["type"]]
-        data = {name: value for name, value in message.items() if name not in ("v", "type")}
+        data = {name: value for name, value in message.items() if name not in ("v", "type", "epoch")}
         current = message.get("attempt") == self.supervisor.state.replicas[peer.replica].attempt
-        if kind is Kind.MEMBER and message["rank"] != 0:
-            return
-        if kind is Kind.COMMIT and (message["rank"] != 0 or (current and self._book.has(peer.replica, message))):
-            return  # every rank of a replica says the same, and an agent that calls again says it twice
+        if kind in (Kind.COMMIT, Kind.MEMBER) and message["rank"] != 0:
+            return  # every rank of a replica says the same
         if current and kind is Kind.COMMIT:
             self._book.commit(peer.replica, message)
             self._moved(peer.replica)
@@ -349,6 +443,7 @@ class Controller:
                     pace.moved_at = now
             last = now
             self._miss_silent_agents(now)
+            self._note_adoption()
             self._asking.remind(self.supervisor.state, now)
             self._find_hanging(now)
             self._changed.set()
@@ -364,7 +459,10 @@ class Controller:
             self._note(f"{ended.what}: for {waited:.1f} s events waited in memory, {ended.waiting} of them at last")
 
     def _miss_silent_agents(self, now: float) -> None:
-        for peer, silence in self._peers.silent(now, self._spec.policy.agent_timeout):
+        policy = self._spec.policy
+        # Cut off from most agents we may be the one that is lost: they have time to choose another head.
+        patience = policy.agent_timeout + (0.0 if self._able() else 2 * policy.head_timeout)
+        for peer, silence in self._peers.silent(now, patience):
             self.supervisor.take(
                 Kind.AGENT_LOST,
                 peer.replica,
@@ -421,7 +519,8 @@ class Controller:
     def _step_exited(self, replica: int, step: int, ended: Ended) -> None:
         self._peers.drop_step(replica, step)
         self._sample(replica, last=True)
-        self.supervisor.take(Kind.STEP_EXITED, replica, step=step, code=ended.code, what=ended.what)
+        away = {"unanswered": True} if ended.unanswered else {}
+        self.supervisor.take(Kind.STEP_EXITED, replica, step=step, code=ended.code, what=ended.what, **away)
 
     async def _read_requests(self) -> None:
         while True:
@@ -492,6 +591,8 @@ class Controller:
         return NO_ANSWER if self._log.stalled else ""
 
     def launch(self, replica: Replica, step: int) -> int:
+        if not self._tenure.may_act():
+            raise LaunchError("another head looks after the run")
         self._log.settle(SETTLE_WITHIN)
         return self._steps.launch(replica, step)
 
@@ -514,12 +615,13 @@ class Controller:
         self._peers.tell(replica, {"type": "clear", "attempt": replica.attempt, "grace": grace, "stacks": hung})
 
     def end_step(self, replica: Replica, grace: float) -> None:
-        self._steps.end(replica, grace)
+        if self._tenure.may_act():
+            self._steps.end(replica, grace)
 
     # --- what we show ----------------------------------------------------------------------------------
 
     async def _write_states(self) -> None:
-        while True:
+        while self._tenure.may_act():
             try:
                 await self._files.do(partial(write_json, self._paths.state, self._snapshot()))
             except OSError as error:
@@ -535,12 +637,8 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _missed(replica: Replica, index: int, message: Message) -> bool:
+def _missed(replica: Replica, message: Message, got: int) -> bool:
     """Did a message to or from this agent get lost with a connection, by what its sign of life says? Then it is
     asked to say who it is, and all is said again."""
-    attempt = message.get("attempt", replica.attempt)
-    if replica.state is State.CLEARING:
-        return message.get("cleared") == replica.attempt and index not in replica.agents
-    if replica.state not in RANKS_RUN:
-        return False
-    return attempt < replica.attempt or not replica.done_ranks.issuperset(message.get("ended", ()))
+    lost = int(message.get("told", 0)) > got
+    return lost or (replica.state in RANKS_RUN and message.get("attempt", replica.attempt) < replica.attempt)

@@ -1,23 +1,25 @@
 """The head: a small loop that keeps the Lighthouse and the controller alive, and nothing else.
 
-  1. take the run's lock: one head at a time looks after a run;
+  1. hold the run's lease: one head at a time looks after a run;
   2. make the keys of the control channel;
   3. start the Lighthouse, where torchft is installed, and wait for its address;
   4. start the controller; start it again in the same session if it crashes;
   5. hand signals on to the controller, and leave with its exit code, which is the run's;
-  6. see to it that a run which had to end comes back (comeback.py);
-  7. whatever happens, leave no process of the run on this machine.
+  6. whatever happens, leave no process of the run on this machine.
 
 Both children get TERM when the head dies, so a killed head ends its run in order instead of leaving it
 without anybody to look after it.
+
+When the head's host dies with all of this, an agent starts a head on its own host (slurm_ft/agent/successor.py,
+slurm_ft/submit/takeover.py). A head that finds itself deposed, because it was only stopped or cut off, ends its
+children, which leave the steps alone. It does not leave by itself: it is the job's batch script, whose end is
+the end of the job. It waits for the end of the run and leaves with the run's exit code.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import json
 import os
 import secrets
 import signal
@@ -25,28 +27,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from slurm_ft import lease as leases
 from slurm_ft.agent.process import die_with_parent
 from slurm_ft.channel import make_keys
 from slurm_ft.controller import lighthouse
 from slurm_ft.controller.comeback import come_back
-from slurm_ft.controller.controller import EXIT_CRASHED, SIGNALS
-from slurm_ft.errors import LaunchError, RunFailed, RunFolderError, UsageError
+from slurm_ft.controller.controller import EXIT_CRASHED, EXIT_DEPOSED, SIGNALS
+from slurm_ft.errors import (
+    EXIT_FAILED,
+    EXIT_TRY_AGAIN,
+    LaunchError,
+    RunFailed,
+    RunFolderError,
+    SlurmFTError,
+    UsageError,
+)
 from slurm_ft.launch import local
 from slurm_ft.launch.base import Watched
-from slurm_ft.paths import RunPaths, read_json, write_json
-from slurm_ft.slurm.hostlist import compress
+from slurm_ft.launch.session import Session
+from slurm_ft.launch.srun import allocation_from
+from slurm_ft.lease import RENEW, Deposed, Lease, Watch
+from slurm_ft.paths import RunPaths, read_json, write_atomic, write_json
 from slurm_ft.spec import RunSpec
 
 LIGHTHOUSE_WITHIN = 30.0
 LIGHTHOUSE_PAUSE = 30.0
 """Seconds before a Lighthouse that dies again and again is started once more."""
-LOCK_WITHIN = 1.0
+LEAVES_WITHIN = 5.0
+"""Seconds that a deposed head gives its controller to find out by itself."""
 MOST_CRASHES = 5
 CRASH_WINDOW = 300.0
+WarnIn = Callable[[], float | None]
 
 
 @dataclass(frozen=True)
@@ -75,46 +90,6 @@ def open_run(paths: RunPaths, spec: RunSpec) -> None:
     write_json(paths.spec, spec.to_json(), 0o600)  # --env may hold secrets
 
 
-def take_lock(paths: RunPaths, place: Place) -> int:
-    """Take the run's lock; gives the descriptor that holds it. Raises UsageError when it is held."""
-    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o644)
-    if not _locked(descriptor):
-        holder = os.pread(descriptor, 4096, 0).decode(errors="replace")
-        os.close(descriptor)
-        raise UsageError(f"the run in `{paths.root}` is looked after already, by {_holder(holder)}",
-                         "see it with `slurm-ft status`, end it with `slurm-ft stop`")  # fmt: skip
-    me = json.dumps({"host": place.host, "pid": os.getpid(), "job_id": place.job_id})
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, me.encode(), 0)
-    return descriptor
-
-
-def _locked(descriptor: int) -> bool:
-    """Lock, if that is possible within LOCK_WITHIN: a reader that tries the lock holds it for a moment."""
-    give_up = time.monotonic() + LOCK_WITHIN
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.05)
-        except OSError as error:
-            raise RunFolderError(
-                f"the run folder's file system cannot lock files: {error.strerror}",
-                "choose a --run-dir on one that can (Lustre needs the mount option flock or localflock)",
-            ) from None
-
-
-def _holder(text: str) -> str:
-    try:
-        value = json.loads(text)
-        return f"process {value['pid']} on {value['host']} (job {value['job_id']})"
-    except (ValueError, KeyError, TypeError):
-        return "another process"
-
-
 @contextlib.contextmanager
 def _blocked(signals: Iterable[int]) -> Iterator[None]:
     """A child that starts meanwhile gets these signals only once it unblocks them, when it has its handlers;
@@ -130,15 +105,14 @@ class Child:
     """A process of the head's that must run: its command line (asked for at each start), its log, and
     when it crashed."""
 
-    def __init__(self, argv: Callable[[], Sequence[str]], log: Path, lock: int) -> None:
-        self._argv, self._log, self._lock = argv, log, lock
+    def __init__(self, argv: Callable[[], Sequence[str]], log: Path) -> None:
+        self._argv, self._log = argv, log
         self._crashes: list[float] = []
         self._process: subprocess.Popen[bytes] | None = None
         self.watched: Watched | None = None
 
     def start(self) -> None:
         with open(self._log, "ab") as log, _blocked(SIGNALS):
-            # The lock goes with the children: it is held as long as one of them looks after the run.
             self._process = subprocess.Popen(
                 self._argv(),
                 stdin=subprocess.DEVNULL,
@@ -146,7 +120,6 @@ class Child:
                 stderr=log,
                 process_group=0,
                 preexec_fn=die_with_parent(os.getpid(), signal.SIGTERM),
-                pass_fds=(self._lock,),
             )
         self.watched = Watched(self._process.pid, self._process)
 
@@ -171,80 +144,128 @@ class Child:
 
 
 class Head:
-    """Keeps the children of one run alive."""
+    """Keeps the children of one run alive. `warn_in` asks for the seconds until the warning before the time
+    limit, for a head that Slurm does not warn."""
 
-    def __init__(self, paths: RunPaths, spec: RunSpec, place: Place, lock: int) -> None:
-        session = secrets.token_hex(8)
-        self._paths = paths
-        self._controller = Child(partial(_controller_argv, paths, place, session), paths.controller_log, lock)
-        self._lighthouse = Child(partial(_lighthouse_argv, paths, spec, place), paths.head_log, lock)
+    def __init__(self, paths: RunPaths, spec: RunSpec, place: Place, lease: Lease, warn_in: WarnIn) -> None:
+        self._paths, self._lease, self._warn_in = paths, lease, warn_in
+        self._controller = Child(partial(_controller_argv, paths, place, lease.epoch), paths.controller_log)
+        self._lighthouse = Child(partial(_lighthouse_argv, paths, spec, place), paths.head_log)
         self._with_lighthouse = lighthouse.extension_path() is not None
-        self._keeping: asyncio.Task[None] | None = None
+        self._lighthouse_address = ""
+        self._tasks: list[asyncio.Task[None]] = []
         self._asked = 0
 
     async def run(self) -> int:
-        """Look after the run; gives its exit code."""
+        """Look after the run; gives its exit code. Raises Deposed."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._pass_on, number)
         try:
+            self._tasks += [asyncio.ensure_future(work) for work in (self._keep_office(), self._set_alarm())]
             self._paths.lighthouse.unlink(missing_ok=True)
             if self._with_lighthouse:
-                self._lighthouse.start()
+                self._start(self._lighthouse)
                 await self._address()
-                self._keeping = asyncio.ensure_future(self._keep_lighthouse())
+                self._tasks.append(asyncio.ensure_future(self._keep_lighthouse()))
             return await self._keep_controller()
         finally:
-            if self._keeping is not None:
-                self._keeping.cancel()
+            for task in self._tasks:
+                task.cancel()
             self._lighthouse.signal(signal.SIGTERM)
             if self._lighthouse.watched is not None:
                 await self._lighthouse.wait()
+
+    async def _set_alarm(self) -> None:
+        seconds = await asyncio.to_thread(self._warn_in)
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            self._pass_on(signal.SIGUSR2)
 
     def _pass_on(self, number: int) -> None:
         self._asked = number
         self._controller.signal(number)
 
+    def _start(self, child: Child) -> None:
+        """Start a child, if we still are who looks after the run."""
+        with contextlib.suppress(OSError):
+            if self._lease.deposed_by():
+                raise Deposed
+        child.start()
+
+    async def _keep_office(self) -> None:
+        """Renew the lease until there is a controller, which does so from then on; end the controller when we
+        are deposed and it does not find out; put our addresses right if a deposed head has written its own."""
+        deposed = False
+        while not deposed:
+            with contextlib.suppress(OSError):
+                deposed = await asyncio.to_thread(self._office)
+            await asyncio.sleep(LEAVES_WITHIN if deposed else RENEW)
+        self._lighthouse.signal(signal.SIGTERM)
+        self._controller.signal(signal.SIGKILL)
+
+    def _office(self) -> bool:
+        """Look once; are we deposed?"""
+        if self._lease.deposed_by():
+            return True
+        if self._controller.watched is None:
+            self._lease.renew()
+        found = self._paths.lighthouse.read_text()
+        if self._lighthouse_address and found and found != self._lighthouse_address:
+            write_atomic(self._paths.lighthouse, self._lighthouse_address, 0o600)
+        return False
+
     async def _address(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LIGHTHOUSE_WITHIN):
-                while not self._paths.lighthouse.exists() and not self._lighthouse.ended:
-                    await asyncio.sleep(0.02)
-                if self._paths.lighthouse.exists():
-                    return
-        raise LaunchError("torchft's Lighthouse did not start", f"see {self._paths.head_log}")
+                await self._learn_address()
+        if not self._lighthouse_address:
+            raise LaunchError("torchft's Lighthouse did not start", f"see {self._paths.head_log}")
+
+    async def _learn_address(self) -> None:
+        """Wait until our Lighthouse says where it is, or has ended. It may be elsewhere each time."""
+        self._lighthouse_address = ""
+        while not self._lighthouse.ended and not self._lighthouse_address:
+            with contextlib.suppress(OSError):
+                self._lighthouse_address = self._paths.lighthouse.read_text()
+            await asyncio.sleep(0.02)
 
     async def _keep_lighthouse(self) -> None:
         """Start it again when it dies: at once if it had served, else after a pause if that goes on."""
         while True:
             await self._lighthouse.wait()
-            served = self._paths.lighthouse.read_text() != ""
+            served = self._lighthouse_address != ""
             if not served and not self._lighthouse.may_start_again():
                 print("slurm-ft: the Lighthouse dies again and again", file=sys.stderr)
                 await asyncio.sleep(LIGHTHOUSE_PAUSE)
-            self._lighthouse.start()
+            self._lighthouse_address = ""
+            try:
+                self._start(self._lighthouse)
+            except Deposed:
+                return
+            await self._learn_address()
 
     async def _keep_controller(self) -> int:
         while True:
-            self._controller.start()
+            self._start(self._controller)
             if self._asked:  # before there was a controller, or of one that has died since
                 self._controller.signal(self._asked)
             code = await self._controller.wait()
+            if code == EXIT_DEPOSED:
+                raise Deposed
             if code >= 0 and code != EXIT_CRASHED:
                 return code
             if not self._controller.may_start_again():
                 raise RunFailed("the controller crashed again and again", f"see {self._paths.controller_log}")
 
 
-def _controller_argv(paths: RunPaths, place: Place, session: str) -> list[str]:
+def _controller_argv(paths: RunPaths, place: Place, epoch: int) -> list[str]:
     return [
         sys.executable,
         "-m",
         "slurm_ft.controller.main",
         f"--run-dir={paths.root}",
-        f"--session={session}",
-        f"--hosts={compress(place.hosts)}",
-        f"--job-id={place.job_id}",
+        f"--epoch={epoch}",
         f"--host={place.host}",
         f"--address={place.address}",
     ]
@@ -279,18 +300,81 @@ def look_after(paths: RunPaths, place: Place) -> int:
             f"{spec.spares} spares) and the allocation has {len(place.hosts)}",
             "lower --replicas or --spares, or ask Slurm for more nodes",
         )
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how children end
-    lock = take_lock(paths, place)
     try:
-        make_keys(paths)
-        paths.again.unlink(missing_ok=True)
-        code = asyncio.run(Head(paths, spec, place, lock).run())
+        lease = leases.acquire(paths.lease, place.host, place.job_id)
+    except OSError as error:
+        raise RunFolderError(
+            f"the run folder `{paths.root}` cannot be written: {error.strerror}", "choose another with --run-dir"
+        ) from None
+    _begin_session(spec, place).write(paths)
+    paths.again.unlink(missing_ok=True)
+    code = EXIT_FAILED
+    try:
+        code = govern(paths, spec, place, lease)
         if spec.cluster == "slurm":
             words = come_back(paths, place.job_id, code, spec.policy.requeue)
             if words:
                 print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
         return code
+    except Deposed:
+        return await_the_end(paths, spec, lease)
+    except SlurmFTError as error:
+        code = error.exit_code
+        raise
     finally:
-        if spec.cluster == "local":
-            local.sweep(paths.root)
-        os.close(lock)
+        give_back(paths, spec, lease, code)
+
+
+def govern(paths: RunPaths, spec: RunSpec, place: Place, lease: Lease, warn_in: WarnIn = lambda: None) -> int:
+    """Be the run's head until it is over; gives its exit code. Raises Deposed when another head took over."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how children end
+    make_keys(paths)
+    return asyncio.run(Head(paths, spec, place, lease, warn_in).run())
+
+
+def _begin_session(spec: RunSpec, place: Place) -> Session:
+    session = Session(secrets.token_hex(8), place.job_id, place.hosts)
+    if spec.cluster == "local":
+        return session
+    found = allocation_from(os.environ)
+    return replace(session, cpus_per_host=found.cpus_per_host, gpus_per_host=found.gpus_per_host)
+
+
+def give_back(paths: RunPaths, spec: RunSpec, lease: Lease, code: int) -> None:
+    """The run is over: nobody need take over, and nothing of it is left on this machine. A deposed head has
+    nothing to give back."""
+    with contextlib.suppress(OSError):
+        if lease.deposed_by():
+            return
+        lease.release(code)
+    lease.close()
+    if spec.cluster == "local":
+        local.sweep(paths.root)
+
+
+def await_the_end(paths: RunPaths, spec: RunSpec, lease: Lease) -> int:
+    """Wait until the head that has deposed us, or the one after it, ends the run; gives the run's exit code.
+
+    EXIT_TRY_AGAIN when nobody has renewed the lease for the policy's `orphan_timeout`. A signal that asks us
+    to stop the run is passed on as a stop file. The warning before the time limit is not: the new head has set
+    its own alarm.
+    """
+    print("slurm-ft: another host looks after this run now; waiting for its end", file=sys.stderr)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGUSR2 else partial(_ask_to_stop, paths))
+    watch = Watch()
+    while True:
+        claim = None
+        with contextlib.suppress(OSError):
+            claim = leases.newest(paths.lease)
+        if claim is not None and claim.ended is not None:
+            return claim.ended
+        if watch.unchanged(time.monotonic(), claim) > spec.policy.orphan_timeout:
+            print("slurm-ft: nobody looks after this run any more", file=sys.stderr)
+            return EXIT_TRY_AGAIN
+        time.sleep(RENEW)
+
+
+def _ask_to_stop(paths: RunPaths, number: int, frame: object) -> None:
+    with contextlib.suppress(OSError):
+        paths.stop.touch()

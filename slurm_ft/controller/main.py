@@ -1,36 +1,32 @@
-"""The controller's process: `python -m slurm_ft.controller.main --run-dir DIR --session ID ...`."""
+"""The controller's process: `python -m slurm_ft.controller.main --run-dir DIR --epoch N ...`."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import atexit
+import dataclasses
 import logging
 import logging.handlers
-import os
 import queue
 import signal
 import sys
 import threading
 
+from slurm_ft import lease
 from slurm_ft.channel import Server
 from slurm_ft.controller.controller import EXIT_CRASHED, Controller
+from slurm_ft.controller.tenure import Tenure
 from slurm_ft.errors import SlurmFTError
-from slurm_ft.launch import Launcher
 from slurm_ft.launch.local import LocalLauncher
-from slurm_ft.launch.srun import SrunLauncher, allocation_from
+from slurm_ft.launch.session import Session
+from slurm_ft.launch.srun import SrunLauncher
+from slurm_ft.lease import Lease
 from slurm_ft.paths import RunPaths, read_json
-from slurm_ft.slurm.hostlist import expand
 from slurm_ft.spec import RunSpec
 
 LAST_LINES_WITHIN = 2.0
 log = logging.getLogger("slurm_ft.controller")
-
-
-def _launcher(spec: RunSpec) -> Launcher:
-    if spec.cluster == "local":
-        return LocalLauncher()
-    return SrunLauncher(allocation_from(os.environ, spec.host.srun_args))
 
 
 def _log_in_a_thread() -> None:
@@ -54,15 +50,20 @@ def _log_in_a_thread() -> None:
 async def _main(options: argparse.Namespace) -> int:
     paths = RunPaths(options.run_dir)
     spec = RunSpec.from_json(read_json(paths.spec))
-    server = Server(paths, options.address)
-    controller = Controller(paths, spec, _launcher(spec), server, options.session)
-    return await controller.run(expand(options.hosts), options.job_id, options.host)
+    session = Session.read(paths)
+    tenure = Tenure(Lease(paths.lease, lease.read(paths.lease, options.epoch)))
+    allocation = dataclasses.replace(session.allocation, options=tuple(spec.host.srun_args))
+    launcher = LocalLauncher() if spec.cluster == "local" else SrunLauncher(allocation)
+    server = Server(paths, options.address, tenure.epoch)
+    controller = Controller(paths, spec, launcher, server, session.id, tenure)
+    return await controller.run(list(session.hosts), session.job_id, options.host)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("run-dir", "session", "hosts", "job-id", "host", "address"):
+    for name in ("run-dir", "host", "address"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--epoch", type=int, required=True, help="the term of office that this controller serves")
     _log_in_a_thread()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how children end
     try:

@@ -27,6 +27,11 @@ class Peer:
     host: str
     heard: float
 
+    @property
+    def who(self) -> tuple[int, int, int]:
+        """The agent, whatever its connection is called."""
+        return self.replica, self.step, self.index
+
 
 class Peers:
     """The agents of a run, by the names of their connections."""
@@ -43,16 +48,33 @@ class Peers:
         self._peers = {n: p for n, p in self._peers.items() if (p.replica, p.index) != (peer.replica, peer.index)}
         self._peers[name] = peer
 
-    def expect(self, replica: Replica) -> None:
-        """Stand-ins for the agents of a replica, which are to call."""
+    def expect(self, replica: Replica, doubtful: str, silent_since: float) -> None:
+        """Stand-ins for the agents of a replica, which are to call. One on the host `doubtful` counts as silent
+        since so many seconds."""
         now = time.monotonic()
         for index in replica.addresses:
             name = EXPECTED + f"{replica.id}.{index}".encode()
-            self._peers[name] = Peer(replica.id, replica.step, index, replica.hosts[index], now)
+            host = replica.hosts[index]
+            heard = now - max(0.0, silent_since) if host == doubtful else now
+            self._peers[name] = Peer(replica.id, replica.step, index, host, heard)
 
     @property
     def all_have_called(self) -> bool:
         return not any(name.startswith(EXPECTED) for name in self._peers)
+
+    @property
+    def count(self) -> int:
+        return len(self._peers)
+
+    def any_of(self, replica: int, step: int) -> bool:
+        """Is there an agent of this step?"""
+        return any((peer.replica, peer.step) == (replica, step) for peer in self._peers.values())
+
+    def most_are_heard(self, now: float, within: float, here: str) -> bool:
+        """Have we heard at least half of the agents that there are? From those on our own host nobody can cut
+        us off, so they count as heard."""
+        heard = sum(peer.host == here or now - peer.heard <= within for peer in self._peers.values())
+        return 2 * heard >= len(self._peers)
 
     def drop(self, name: bytes) -> None:
         self._peers.pop(name, None)

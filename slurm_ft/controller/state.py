@@ -33,7 +33,7 @@ from functools import reduce
 from typing import Any
 
 from slurm_ft.controller import sameness, saving
-from slurm_ft.errors import EXIT_DONE
+from slurm_ft.errors import EXIT_DONE, EXIT_LAUNCH
 from slurm_ft.events import Event, Kind
 
 
@@ -62,6 +62,12 @@ STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING, State.PARKED}
 
 LONG = 600.0
 """Seconds after which a program that reports nothing is taken to have got on."""
+
+UNANSWERED_FIRST = 2.0
+UNANSWERED_MOST = 30.0
+"""Seconds until a launch is tried again for which Slurm gave no answer: the first time, and at most."""
+REFUSALS = 12
+"""After so many tries in a row that Slurm's refusal is believed."""
 
 IN_PLACE = "in place"
 BY_STEP = "by step"
@@ -93,6 +99,7 @@ class Replica:
     `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
     `due` is when a repair that had to wait may begin.
     `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
+    `unanswered` counts launches in a row that failed because Slurm did not answer; the next is due at `launch_at`.
     """
 
     id: int
@@ -116,6 +123,8 @@ class Replica:
     committed: bool = False
     suspects: tuple[str, ...] = ()
     due: float = 0.0
+    unanswered: int = 0
+    launch_at: float = 0.0
     why: str = ""
 
     @property
@@ -197,6 +206,8 @@ def _agent_joined(r: Replica, e: Event) -> Replica:
         r,
         agents={**r.agents, index: int(e.data["port"])},
         addresses={**r.addresses, index: str(e.data.get("address", ""))},
+        unanswered=0,
+        launch_at=0.0,
     )
     return r.to(State.READY, e.t) if r.complete else r
 
@@ -314,6 +325,26 @@ def _unparked(r: Replica, e: Event) -> Replica:
     return _host_replaced(r, e).to(State.PENDING, e.t, why="")
 
 
+def _launch_failed(r: Replica, e: Event) -> Replica:
+    """The step left before its agents had reported. When Slurm was away it was not started at all: that is no
+    failure of the replica and no repair, and the launch is tried again later, and later each time."""
+    # A Slurm that has just come back does not know all of its steps yet, and refuses some.
+    just_back = 0 < r.unanswered < REFUSALS and e.data.get("code") == EXIT_LAUNCH
+    if not e.data.get("unanswered") and not just_back:
+        return _step_gone(r, e)
+    repaired = r.restarts[-1:] == ((r.since, BY_STEP),)
+    wait = min(UNANSWERED_FIRST * 2.0 ** min(r.unanswered, 10), UNANSWERED_MOST)
+    return r.to(
+        State.PENDING,
+        e.t,
+        pid=None,
+        agents={},
+        restarts=r.restarts[:-1] if repaired else r.restarts,
+        unanswered=r.unanswered + 1,
+        launch_at=e.t + wait,
+    )
+
+
 def _step_gone(r: Replica, e: Event) -> Replica:
     """The step left without being asked. All its ranks are gone with it."""
     failed: Replica = _failed(State.PENDING)(r, e)
@@ -347,7 +378,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
         Kind.AGENT_JOINED: _agent_joined,
         Kind.HOST_UNFIT: _host_unfit,
         Kind.AGENT_LOST: _agent_lost,
-        Kind.STEP_EXITED: _step_gone,
+        Kind.STEP_EXITED: _launch_failed,
         **_END,
     },
     State.READY: {

@@ -235,6 +235,8 @@ def _final_reason(r: Replica) -> str:
 
 
 def _pending(now: float, r: Replica, policy: Policy, spares: Sequence[str]) -> Choice:
+    if now < r.launch_at:
+        return None, f"Slurm does not answer; its step is started in {r.launch_at - now:.1f} s"
     if r.failure is None:
         return LaunchStep(r.id), "its step is being started"
     return _repair_by_step(now, r, policy, spares)

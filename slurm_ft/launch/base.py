@@ -69,10 +69,14 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a step ended: its exit code (-n for signal n, None when it was not our child) and in words."""
+    """How a step ended: its exit code (-n for signal n, None when it was not our child) and in words.
+
+    `unanswered` means that it was never started, because Slurm did not answer.
+    """
 
     code: int | None
     what: str
+    unanswered: bool = False
 
 
 class StepHandle(Protocol):
@@ -92,6 +96,14 @@ class StepHandle(Protocol):
         """End the step now (KILL)."""
         ...
 
+    def left(self) -> None:
+        """Its agents have said that they leave: where nothing else tells of its end, this does."""
+        ...
+
+    def let_go(self) -> None:
+        """Somebody else looks after the step: end the process that stands for it here, and not the step."""
+        ...
+
 
 class Launcher(Protocol):
     """Starts steps, and finds those that an earlier controller has started."""
@@ -105,7 +117,7 @@ class Launcher(Protocol):
         ...
 
     def adopt(self, request: Request, pid: int) -> StepHandle:
-        """Take over a step whose first process is, or was, `pid`."""
+        """Take over a step whose first process is, or was, `pid`, maybe on another host."""
         ...
 
 

@@ -47,7 +47,7 @@ class LocalLauncher:
                 )
         except OSError as error:
             raise LaunchError(f"a local step cannot be started: {error}") from None
-        return LocalStep(process.pid, mark, Watched(process.pid, process))
+        return LocalStep(request, Watched(process.pid, process))
 
     def look(self, host: str, command: str) -> tuple[list[str], dict[str, str]]:
         return fitness.shell(command), fitness.check_environment({**os.environ, env.HOST: host})
@@ -55,7 +55,7 @@ class LocalLauncher:
     def adopt(self, request: Request, pid: int) -> LocalStep:
         mark = _mark(request)
         alive = _Member.find(pid, mark) is not None
-        return LocalStep(pid, mark, Watched(pid if alive else 0))
+        return LocalStep(request, Watched(pid if alive else 0), pid)
 
 
 def _mark(request: Request) -> str:
@@ -66,9 +66,9 @@ def _mark(request: Request) -> str:
 class LocalStep:
     """A step on this machine; its first process has the number `pid` and leads the session `pid`."""
 
-    def __init__(self, pid: int, mark: str, leader: Watched) -> None:
-        self.pid = pid
-        self._mark = mark
+    def __init__(self, request: Request, leader: Watched, pid: int = 0) -> None:
+        self.pid = pid or leader.pid
+        self._mark = _mark(request)
         self._leader = leader
 
     async def wait(self) -> Ended:
@@ -84,6 +84,12 @@ class LocalStep:
 
     async def kill(self) -> None:
         self._leader.signal(signal.SIGKILL)
+
+    def left(self) -> None:
+        """Its first process tells of its end."""
+
+    def let_go(self) -> None:
+        """Its first process is the step itself, and needs nobody."""
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,24 @@ step is handed on.
 
 The step dies with its host (no `--no-kill` here; that belongs to the job). `SLURM_EXIT_ERROR` tells srun's
 own failure from the program's. The srun client runs in a session of its own, so it outlives the controller.
+
+A step needs its client less than one would think. When the client is gone, because somebody killed it, or its
+host died, or another head has started it, the step goes on without it (it is *detached*): nothing is lost but
+what its agents would print, and that nobody ends it when one of its agents fails. Its agents are heard by the
+controller as before, so it is left alone. It has ended when its agents have said that they leave, when we have
+ended it, or when Slurm no longer lists it, which all detached steps are asked about together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,14 +38,23 @@ from slurm_ft.launch.helper import Allocation, helper_argv
 from slurm_ft.slurm.client import SlurmClient, Unknown, Unreachable
 from slurm_ft.slurm.hostlist import compress
 
-GONE_WITHIN = 10.0
+log = logging.getLogger("slurm_ft.controller")
+
+GONE_WITHIN = 5.0
 """Seconds for which a cancelled step is awaited. Slurm lists a dead host's steps for longer: that list is
 not to be believed, and a step that does not go is left to Slurm."""
 
+LOOKS = (0.0, 2.0, 5.0)
+"""Seconds after which a step that has just lost its client is looked up: whoever killed the client may have
+ended the step too. srun's own guard, its second process, does."""
 WORDS_WITHIN = 2.0
-
 ANSWER_SECONDS = 20.0
 """For one question to Slurm about a step."""
+LOOK_INTERVAL = 60.0
+"""Seconds between two questions to Slurm about all detached steps."""
+UNANSWERED = re.compile(r"[Uu]nable to contact slurm controller|Socket timed out|[Cc]onnection (refused|timed out)"
+                        r"|Communication connection failure|Zero Bytes were transmitted")  # fmt: skip
+"""In the words of an srun that has found no slurmctld. It says so with its own exit code, EXIT_LAUNCH."""
 
 KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME"})
 """The only variables of Slurm's that a step's srun sees: where Slurm is, and in which job."""
@@ -69,6 +87,46 @@ def step_argv(request: Request, allocation: Allocation) -> list[str]:
     return ["srun", *options, *request.agent_argv()]
 
 
+def head_argv(host: str, epoch: int, allocation: Allocation, argv: Sequence[str]) -> list[str]:
+    """The complete srun command line that starts a head in a step of its own. Pure.
+
+    It may use all of the host's CPUs, as the agent beside it may, and none of its GPUs.
+    """
+    options = [
+        f"--jobid={allocation.job_id}",
+        f"--job-name=sft-head-{epoch}",
+        f"--nodelist={host}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={allocation.cpus_per_host}",
+        "--mem=0",
+        "--gres=none",
+        "--overlap",
+        "--exact",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=1",
+        "--wait=60",
+        "--unbuffered",
+        "--input=none",
+        "--export=ALL",
+    ]
+    return ["srun", *options, *argv]
+
+
+def let_go(pid: int) -> None:
+    """End an srun client and leave its step alone.
+
+    srun's second process, a child of the first, ends the step when it sees the first one die: it goes first.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def step_environment(surroundings: Mapping[str, str], run: str) -> dict[str, str]:
     """The environment of a step's srun. Pure."""
     inherited = {
@@ -84,6 +142,7 @@ class SrunLauncher:
 
     def __init__(self, allocation: Allocation) -> None:
         self._allocation = allocation
+        self._listing = Listing(allocation.job_id)
 
     def launch(self, request: Request) -> SrunStep:
         argv = step_argv(request, self._allocation)
@@ -99,7 +158,7 @@ class SrunLauncher:
                 )
         except OSError as error:
             raise LaunchError(f"srun cannot be started: {error.strerror}", "is Slurm's client on the PATH?") from None
-        return SrunStep(request, self._allocation.job_id, Watched(process.pid, process))
+        return SrunStep(request, self._listing, Watched(process.pid, process))
 
     def look(self, host: str, command: str) -> tuple[list[str], dict[str, str]]:
         name = f"sft-check-{host}"
@@ -107,7 +166,7 @@ class SrunLauncher:
         return argv, fitness.check_environment(step_environment(os.environ, os.environ.get(env.RUN, "")))
 
     def adopt(self, request: Request, pid: int) -> SrunStep:
-        return SrunStep(request, self._allocation.job_id, Watched(pid if _is_client_of(pid, request) else 0))
+        return SrunStep(request, self._listing, Watched(pid if _is_client_of(pid, request) else 0))
 
 
 def _is_client_of(pid: int, request: Request) -> bool:
@@ -118,67 +177,125 @@ def _is_client_of(pid: int, request: Request) -> bool:
         return False
 
 
-class SrunStep:
-    """A step that an srun client stands for.
+class Listing:
+    """The steps of a job as Slurm lists them, asked for all at once and not more often than need be.
 
-    Killing the client does not end the step's processes, so a client that was killed, or was not our
-    child, is not taken for the end of the step: the step is cancelled by its id and awaited.
+    Slurm goes on listing a dead host's steps: that a step is listed says little, that it is not says that it
+    has ended.
     """
 
-    def __init__(self, request: Request, job_id: str, client: Watched) -> None:
-        self.pid = client.pid
-        self._request = request
+    def __init__(self, job_id: str) -> None:
         self._job_id = job_id
-        self._client = client
         self._slurm = SlurmClient(timeout=ANSWER_SECONDS)
+        self._at = float("-inf")
+        self._ids: dict[str, list[str]] | None = None
+        self._asking = asyncio.Lock()
+
+    async def ids(self, name: str, max_age: float) -> list[str] | None:
+        """The ids of the steps of this name, as they were at most `max_age` seconds ago; None when Slurm does
+        not answer, which is no answer."""
+        async with self._asking:
+            if time.monotonic() - self._at > max_age:
+                self._ids, self._at = await asyncio.to_thread(self._by_name), time.monotonic()
+        return None if self._ids is None else self._ids.get(name, [])
+
+    def _by_name(self) -> dict[str, list[str]] | None:
+        steps = self._slurm.steps(self._job_id)
+        if isinstance(steps, Unreachable):
+            return None
+        found: dict[str, list[str]] = {}
+        for step in () if isinstance(steps, Unknown) else steps:
+            found.setdefault(step.name, []).append(step.step_id)
+        return found
+
+    async def signal(self, step_id: str, number: signal.Signals) -> None:
+        """Send a signal to a step. It only helps: nothing depends on it."""
+        job, _, step = step_id.rpartition(".")
+        with contextlib.suppress(SlurmFTError, ValueError):
+            await asyncio.to_thread(self._slurm.signal_step, job, int(step), number)
+
+
+class SrunStep:
+    """A step, and the srun client that stands for it as long as there is one."""
+
+    def __init__(self, request: Request, listing: Listing, client: Watched) -> None:
+        self.pid = client.pid
+        self.request = request
+        self._listing = listing
+        self._client = client
+        self._left, self._killed = asyncio.Event(), asyncio.Event()
 
     async def wait(self) -> Ended:
         code = await self._client.wait()
-        if code is None or code < 0:
+        if code is not None and code >= 0:
+            words = ""
+            with contextlib.suppress(TimeoutError):  # the log is in the run folder, whose file system may be away
+                words = await asyncio.wait_for(Aside("words").do(self._last_words), WORDS_WITHIN)
+            unanswered = code == EXIT_LAUNCH and UNANSWERED.search(words) is not None
+            return Ended(code, f"srun {exit_words(code)}{words}", unanswered)
+        log.info("%s goes on without its srun client, which %s", self.request.name, exit_words(code))
+        looks = iter(LOOKS)
+        while not self._left.is_set() and not self._killed.is_set():
+            pause = next(looks, LOOK_INTERVAL)
+            await _first_of(pause, self._left, self._killed)
+            if await self._listing.ids(self.request.name, max(0.5, pause - 1.0)) == []:
+                return Ended(None, f"Slurm no longer has the step, whose srun {exit_words(code)}")
+        if self._killed.is_set():
             await self._make_sure_it_is_gone()
-        words = ""
-        with contextlib.suppress(TimeoutError):  # the log is in the run folder, whose file system may be away
-            words = await asyncio.wait_for(Aside("words").do(self._last_words), WORDS_WITHIN)
-        return Ended(code, f"srun {exit_words(code)}{words}")
+        return Ended(None, "its agents have left" if self._left.is_set() else "the step was ended")
 
     async def terminate(self) -> None:
         await self._cancel(signal.SIGTERM)
 
     async def kill(self) -> None:
+        self._killed.set()
         await self._cancel(signal.SIGKILL)
         self._client.signal(signal.SIGKILL)
 
+    def left(self) -> None:
+        self._left.set()
+
+    def let_go(self) -> None:
+        if not self._client.over:
+            let_go(self.pid)
+
     async def _make_sure_it_is_gone(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GONE_WITHIN):
-                while await self._step_ids() != []:
-                    await self._cancel(signal.SIGKILL)
-                    await asyncio.sleep(0.5)
+        """Cancel it until Slurm has forgotten it, for GONE_WITHIN; the time in which Slurm does not answer does
+        not count, since a new step must wait for Slurm too."""
+        left = GONE_WITHIN
+        while left > 0:
+            ids = await self._step_ids()
+            if ids == []:
+                return
+            left -= 0.0 if ids is None else 0.5
+            await self._cancel(signal.SIGKILL)
+            await asyncio.sleep(0.5)
 
     async def _step_ids(self) -> list[str] | None:
-        """The ids of the job's steps that have our name; None when Slurm does not answer, which is no answer.
-
-        Asked only when srun's own word is missing.
-        """
-        steps = await asyncio.to_thread(self._slurm.steps, self._job_id)
-        if isinstance(steps, Unreachable):
-            return None
-        return [] if isinstance(steps, Unknown) else [s.step_id for s in steps if s.name == self._request.name]
+        return await self._listing.ids(self.request.name, 0.2)
 
     async def _cancel(self, number: signal.Signals) -> None:
         for step_id in await self._step_ids() or ():
-            job, _, step = step_id.rpartition(".")
-            with contextlib.suppress(SlurmFTError, ValueError):  # it only helps: nothing depends on it
-                await asyncio.to_thread(self._slurm.signal_step, job, int(step), number)
+            await self._listing.signal(step_id, number)
 
     def _last_words(self) -> str:
         """srun's own error lines, since its exit code alone does not say what was wrong."""
         try:
-            lines = self._request.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self.request.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return ""
         words = [line for line in lines if line.startswith(("srun: error", "slurmstepd: error", "srun: fatal"))]
         return f": {words[-1]}" if words else ""
+
+
+async def _first_of(seconds: float, *events: asyncio.Event) -> None:
+    """Wait until one of the events has come, at most so many seconds."""
+    waiters = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiters, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
 
 
 def allocation_from(surroundings: Mapping[str, str], options: Sequence[str] = ()) -> Allocation:

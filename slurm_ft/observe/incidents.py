@@ -18,8 +18,13 @@ from slurm_ft.events import Event, Kind
 if TYPE_CHECKING:
     from slurm_ft.observe.ledger import Commit
 
-STAGES = ("detected", "relaunched", "imported", "joined", "healed", "committed", "progressed")
-"""The parts of a repair, in their order. `progressed` stands in for `committed` where nothing commits."""
+HEAD = -1
+"""Stands for a replica's number in the incident of a head that was lost."""
+
+OF_A_HEAD = ("head", "controller", "adopted")
+STAGES = ("detected", *OF_A_HEAD, "relaunched", "imported", "joined", "healed", "committed", "progressed")
+"""The parts of a repair, in their order. Those of a lost head: another one is there, its controller writes, all
+agents obey it; then the first commit counts. `progressed` stands in for `committed` where nothing commits."""
 
 STRUCK_SECONDS = 600.0
 """A failure this soon after a fault on purpose is taken for its effect."""
@@ -50,6 +55,8 @@ class Incident:
     @property
     def label(self) -> str:
         """The replica and, where one rank failed, that rank: `2-0`."""
+        if self.replica == HEAD:
+            return "head"
         return str(self.replica) if self.rank is None else f"{self.replica}-{self.rank}"
 
     @property
@@ -78,14 +85,17 @@ class IncidentBook:
     def __init__(self) -> None:
         self.all: list[Incident] = []
         self._open: dict[int, Incident] = {}
+        self._collective = False
         self._struck: dict[int, float] = {}
 
     def add(self, before: RunState, event: Event, after: RunState, t: float, commit: Commit | None) -> None:
         """Take in an event that happened at `t` and led from one state to the other."""
+        self._collective = after.collective
         if commit is not None:
             self._seen_by_survivors(commit)
         if event.kind is Kind.RUN_ENDED:
             self._run_ended(event)
+        self._follow_head(event, t, commit)
         if event.replica is None or not 0 <= event.replica < len(before.replicas):
             return
         incident = self._open.get(event.replica)
@@ -98,6 +108,31 @@ class IncidentBook:
             self._begin(event, now)
         elif now.state in FINAL and was.state not in FINAL:
             self._close(event.replica, *_how_it_ended(now))
+
+    def _follow_head(self, event: Event, t: float, commit: Commit | None) -> None:
+        """The incident of a head that was lost: it begins when its successor's controller says so."""
+        data, silence = event.data, number_of(event.data.get("silence"))
+        if event.kind is Kind.HEAD_STARTED and silence:
+            self._close(HEAD, "failed again", "")
+            host = str(data.get("before", ""))
+            incident = Incident(
+                HEAD, event.epoch, t - silence, f"the head host {host} was lost", "head lost", host=host
+            )
+            incident.rung = f"to {data.get('host', '?')}"
+            incident.mark("detected", t)
+            incident.mark("head", t + number_of(data.get("up")))
+            incident.mark("controller", event.t)
+            self.all.append(incident)
+            self._open[HEAD] = incident
+        open_one = self._open.get(HEAD)
+        if open_one is None:
+            return
+        if event.kind is Kind.ADOPTED:
+            open_one.mark("adopted", event.t)
+        elif commit is not None and commit.committed:
+            self._healed(open_one, "committed", t)
+        elif event.kind is Kind.PROGRESS and not self._collective:
+            self._healed(open_one, "progressed", event.t)
 
     def session_ended(self, t: float) -> None:
         """A new session begins: what was open in the last one was cut short."""
@@ -178,6 +213,11 @@ class IncidentBook:
             else:
                 lost = incident.survivor_lost.get(commit.replica, 0)
                 incident.survivor_lost[commit.replica] = lost + commit.lost
+
+
+def number_of(value: Any) -> float:
+    """A number of an event, 0 where it is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else 0.0
 
 
 def _how_it_ended(replica: Replica) -> tuple[str, str]:

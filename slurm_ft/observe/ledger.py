@@ -141,6 +141,8 @@ class Ledger:
         self.last = event.t if self.last is None else max(self.last, event.t)
         if event.kind is Kind.RUN_STARTED:
             self._new_session(event)
+        elif event.kind is Kind.HEAD_STARTED and self.sessions:
+            self.about["head_host"] = event.data.get("host", "")
         elif event.kind is Kind.RUN_ENDED:
             self.end_reason = str(event.data.get("why", ""))
         if self.sessions:

@@ -15,7 +15,7 @@ from slurm_ft.controller.state import Failure, State
 from slurm_ft.observe import text, unfit
 from slurm_ft.observe.explain import failure_json, failure_lines
 from slurm_ft.observe.goodput import Goodput, measure
-from slurm_ft.observe.incidents import OUTCOMES, STAGES, Incident
+from slurm_ft.observe.incidents import HEAD, OUTCOMES, STAGES, Incident
 from slurm_ft.observe.ledger import Ledger, Session
 from slurm_ft.observe.status import RIGHT, Snapshot, from_ledger, headline, values
 from slurm_ft.observe.words import exit_meaning
@@ -174,7 +174,8 @@ def lines(report: Report, alive: bool | None = None) -> list[str]:
     shown += ["", *text.table(COLUMNS, rows, RIGHT), ""]
     shown.append(f"incidents: {len(report.incidents)}")
     for incident in report.incidents:
-        shown += incident_lines(incident, len(snapshot.replicas) > 1 and report.goodput.basis == "commits")
+        together = len(snapshot.replicas) > 1 and report.goodput.basis == "commits"
+        shown += incident_lines(incident, together and incident.replica != HEAD)
     shown += [_goodput_line(report), *_time_lines(report.goodput, report.sessions)]
     for replica, failure in report.failures:
         shown += ["", *failure_lines(replica, failure)]
@@ -298,7 +299,7 @@ def _replica_json(report: Report, index: int) -> dict[str, Any]:
 
 def incident_json(incident: Incident) -> dict[str, Any]:
     return {
-        "replica": incident.replica,
+        "replica": None if incident.replica == HEAD else incident.replica,
         "rank": incident.rank,
         "attempt": incident.attempt,
         "host": incident.host,

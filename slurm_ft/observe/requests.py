@@ -23,6 +23,7 @@ from typing import Any
 
 from slurm_ft.errors import RunFailed, RunFolderError, TryAgain, UsageError
 from slurm_ft.events import Event, Follower, Kind
+from slurm_ft.lease import held_by_process
 from slurm_ft.observe import runs
 from slurm_ft.observe.ledger import Ledger
 from slurm_ft.observe.status import Snapshot, from_state
@@ -252,10 +253,10 @@ def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:
         if not job:
             raise RunFailed("the job of this run is not known", "look for it with `squeue --me`, then `scancel` it")
         return Cancellation(job_id=job)
-    if not runs.lock_is_held(paths):
+    if not runs.is_held(paths, time.time()):
         raise RunFailed("nobody looks after this run: there is nothing to cancel", "see `slurm-ft status`")
     if holder is None:
-        raise RunFailed("the lock of this run does not say who holds it", f"see {paths.lock}")
+        raise RunFailed("the lease of this run does not say who holds it", f"see {paths.lease}")
     if not is_head(holder.pid, paths):
         here = socket.gethostname()
         raise UsageError(
@@ -266,24 +267,15 @@ def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:
 
 
 def is_head(pid: int, paths: RunPaths, proc: Path = Path("/proc")) -> bool:
-    """Is this process the head of the run? It must be ours by its command line and have the run's lock open: a
-    number alone may belong to somebody else by now."""
+    """Is this process the head of the run? It must be ours by its command line and hold the run's lease: a number
+    alone may belong to somebody else by now."""
+    claim = runs.holder(paths)
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
-        lock = os.stat(paths.lock)
-        descriptors = list((proc / str(pid) / "fd").iterdir())
     except OSError:
         return False
-    if not any(b"slurm_ft" in word or b"slurm-ft" in word for word in words):
-        return False
-    return any(_is_same(descriptor, lock) for descriptor in descriptors)
-
-
-def _is_same(descriptor: Path, lock: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(descriptor), lock)
-    except OSError:
-        return False
+    ours = any(b"slurm_ft" in word or b"slurm-ft" in word for word in words)
+    return ours and claim is not None and claim.pid == pid and held_by_process(paths.lease, claim, proc)
 
 
 def cancel(paths: RunPaths, plan: Cancellation) -> str:

@@ -4,15 +4,13 @@ A run folder is one that holds `run.json`, `events.jsonl` or `state.json`. RUN o
 a run's name, a job id or `last`; without it $SLURM_FT_RUN, then $SLURM_JOB_ID, then `last` is meant. Of
 several runs that fit, the newest is taken.
 
-Nothing here writes, and the lock of a run is tried only where there is reason to think that nobody holds it:
-trying takes it for an instant, and a controller that starts just then must not find it taken.
+Nothing here writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import fcntl
 import os
 import re
 import time
@@ -20,8 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_ft import env, events
+from slurm_ft import env, events, lease
 from slurm_ft.errors import RunFolderError, SlurmFTError
+from slurm_ft.lease import Claim
 from slurm_ft.observe.ledger import Ledger
 from slurm_ft.observe.status import STALE_SECONDS, Snapshot, from_ledger, from_state
 from slurm_ft.observe.text import SELECTOR
@@ -30,6 +29,9 @@ from slurm_ft.spec import Policy, RunSpec
 
 LAST = "last"
 SHOWN = 5
+LEFT_SECONDS = 40.0
+"""Seconds after a head's last renewal in which another one may still take over: the policy's usual `head_timeout`
+of 10 s, the agents' turns, and the start of a head."""
 
 
 FULL_BYTES = 64 << 10
@@ -246,38 +248,27 @@ def _ended_by_log(snapshot: Snapshot, paths: RunPaths, now: float) -> Snapshot:
 # --- is somebody there? ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Holder:
-    """Who looks after a run, as it wrote into the lock file."""
-
-    host: str
-    pid: int
-    job_id: str
-
-
-def holder(paths: RunPaths) -> Holder | None:
+def holder(paths: RunPaths) -> Claim | None:
+    """Who looks after a run, or did last."""
     try:
-        value = read_json(paths.lock)
-        return Holder(str(value.get("host", "")), int(value["pid"]), str(value.get("job_id") or ""))
-    except (SlurmFTError, KeyError, TypeError, ValueError):
+        claim = lease.newest(paths.lease)
+    except OSError:
         return None
+    return claim if claim is not None and claim.pid else None
 
 
-def lock_is_held(paths: RunPaths) -> bool:
-    """Does a head hold the lock? Where that cannot be tested, the answer is yes: the careful one."""
+def is_held(paths: RunPaths, now: float) -> bool:
+    """Does a head look after the run, or may one take over soon? Where that cannot be told, the answer is yes:
+    the careful one. A head on another machine is judged by the age of its last renewal."""
     try:
-        descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        claim = lease.newest(paths.lease)
+        if claim is None or claim.ended is not None:
+            return False
+        if claim.machine == lease.machine() and lease.held_by_process(paths.lease, claim):
+            return True
+        return now - (paths.lease / str(claim.epoch)).stat().st_mtime <= LEFT_SECONDS
     except OSError:
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def is_alive(paths: RunPaths, snapshot: Snapshot, now: float) -> bool | None:
@@ -287,7 +278,7 @@ def is_alive(paths: RunPaths, snapshot: Snapshot, now: float) -> bool | None:
     age = snapshot.age(now)
     if age is not None and age <= STALE_SECONDS:
         return None
-    return lock_is_held(paths)
+    return is_held(paths, now)
 
 
 class Gone:
@@ -306,7 +297,7 @@ class Gone:
             return False
         if quiet <= STALE_SECONDS:
             return False
-        return _state_is_old(self._paths, self._now()) and not lock_is_held(self._paths)
+        return _state_is_old(self._paths, self._now()) and not is_held(self._paths, self._now())
 
 
 class Over:

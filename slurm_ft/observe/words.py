@@ -14,6 +14,7 @@ from slurm_ft.errors import EXIT_FAILED, EXIT_LAUNCH, EXIT_PERMANENT, EXIT_TRY_A
 from slurm_ft.events import Event, Kind
 from slurm_ft.faults import FAULTS, Target
 from slurm_ft.observe.text import clean, hostlist, pad, plural
+from slurm_ft.observe.text import short as text_short
 
 PROGRESS_SECONDS = 10.0
 
@@ -116,6 +117,13 @@ def _run_started(data: Data) -> str:
     return f"run {data.get('name', '')}{job} started: {size}"
 
 
+def _head_started(data: Data) -> str | None:
+    if not data.get("silence"):
+        return None
+    silence = text_short(data["silence"]) if isinstance(data["silence"], int | float) else "some time"
+    return f"the head on {data.get('before', '?')} was not heard for {silence}: {data.get('host', '?')} takes over"
+
+
 def _controller(data: Data) -> str | None:
     return f"the controller was started again on {data.get('host', '?')}" if data.get("adopted") else None
 
@@ -186,7 +194,9 @@ def _save_ended(data: Data) -> str:
 
 _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.RUN_STARTED: _run_started,
+    Kind.HEAD_STARTED: _head_started,
     Kind.CONTROLLER_STARTED: _controller,
+    Kind.ADOPTED: lambda data: f"{plural(_count(data, 'agents'), 'agent')} reported to the new controller",
     Kind.STEP_LAUNCHED: _step_launched,
     Kind.RANKS_STARTED: _ranks_started,
     Kind.PHASE: lambda data: "healed from a peer" if data.get("phase") == "healed" else None,

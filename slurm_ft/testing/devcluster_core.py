@@ -174,7 +174,7 @@ class DevCluster:
         self._await(lambda: (self.folder / "munge.sock").is_socket(), deadline, "munged")
         if self.shape.accounting:
             self._start_accounting(deadline, ports[-1])
-        self._spawn("slurmctld", [self._program("slurmctld"), "-D", "-f", str(self._conf)])
+        self._spawn_slurmctld()
         for host in self.hosts:
             self._spawn_slurmd(host)
         self._await(self._all_idle, deadline, "slurmctld", *self.hosts)
@@ -209,6 +209,9 @@ class DevCluster:
         environment |= extra or {}
         with open(self.folder / "log" / f"{name}.out", "wb") as out:
             _detach(command, environment, out, cwd=self.folder)
+
+    def _spawn_slurmctld(self) -> None:
+        self._spawn("slurmctld", [self._program("slurmctld"), "-D", "-f", str(self._conf)])
 
     def _spawn_slurmd(self, host: str) -> None:
         argv = [self._program("slurmd"), "-D", "-f", str(self._conf), "-N", host]
@@ -303,6 +306,23 @@ class DevCluster:
         if not self.shape.netns:
             raise UsageError("the hosts of this devcluster share the machine's network", hint="start it with --netns")
         return self.network
+
+    def stop_slurmctld(self) -> None:
+        """Slurm's own controller is taken down in order; jobs and steps go on, and no command is answered.
+
+        Killed, it would forget what it has not saved yet: a job of the last seconds is pending again.
+        """
+        daemon = [process for process in self.processes() if process.role == "slurmctld"]
+        processes.send(daemon, signal.SIGTERM, 10.0)
+        if any(process.role == "slurmctld" for process in self.processes()):
+            raise LaunchError("slurmctld does not stop", hint=f"see {self.folder / 'log'}")
+
+    def start_slurmctld(self) -> None:
+        """It starts again from its saved state; returns when it answers."""
+        if any(process.role == "slurmctld" for process in self.processes()):
+            raise UsageError("slurmctld is alive", hint="stop it first")
+        self._spawn_slurmctld()
+        self._await(lambda: bool(self.states()), time.monotonic() + START_SECONDS, "slurmctld")
 
     def states(self) -> dict[str, str]:
         """State of each host as Slurm sees it ("idle", "allocated", "down*", ...); empty when Slurm is silent."""

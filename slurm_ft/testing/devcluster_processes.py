@@ -66,26 +66,18 @@ def find(folder: Path) -> list[Process]:
 def end(select_: Callable[[], Iterable[Process]], deadline: float) -> list[Process]:
     """SIGKILL what `select_` finds until it finds nothing; returns what outlived the deadline.
 
-    A host that dies does not see itself die, so the order matters: first those who would report it, parents before
-    children, and the inits only when all others are gone, since they keep the orphans together and reap them.
-    Nothing is stopped first: when the parent of a stopped process dies, the kernel sends SIGHUP and SIGCONT to its
-    group, and an srun that gets SIGHUP ends its step, on other hosts too.
+    A host that dies does not see itself die. So all are stopped first, and then killed, children before their
+    parents: the kernel wakes up a stopped process whose parent dies, with SIGHUP, and an srun that gets SIGHUP ends
+    its step, on other hosts too. The inits go when all others are gone: they keep the orphans together.
     """
     while left := list(select_()):
         victims = [process for process in left if process.role != "init"] or left
-        send(sorted(victims, key=_rank), signal.SIGKILL, wait=deadline - time.monotonic())
+        victims.sort(key=lambda process: -process.pid)
+        send(victims, signal.SIGSTOP)
+        send(victims, signal.SIGKILL, wait=deadline - time.monotonic())
         if time.monotonic() > deadline:
             return list(select_())
     return []
-
-
-def _rank(process: Process) -> tuple[int, int]:
-    if process.role in ("slurmd", "slurmstepd"):
-        return 0, process.pid
-    if process.name in CLIENTS:
-        # The second process of an srun, a child of the first, ends the step when it sees the first one die.
-        return 1, -process.pid
-    return 2, process.pid
 
 
 def send(processes: Iterable[Process], number: signal.Signals, wait: float = 0.0) -> None:

@@ -130,6 +130,31 @@ STORIES = {
         effects="launch 0.1; start 0.1; clear 0.1; start 0.2; clear 0.2; start 0.3; clear 0.3; start 0.4",
         ends=None,
     ),
+    "Slurm is away: the launch waits longer each time, and neither budget nor spare is used": Story(
+        policy=Policy(step=Budget(1, 1800.0), backoff=0.0),
+        spares=1,
+        history="up 0; exit 0; away 0; wait 1.9; wait 0.2; away 0; wait 3.9; wait 0.2; restart; up 0; exit 0",
+        effects="launch 0.1; start 0.1; launch 0.2; launch 0.3; launch 0.4; start 0.2",
+        ends=1,
+        because="1 of 1 replicas failed",
+    ),
+    "a Slurm that has just come back may refuse a step, one that was never away means it": Story(
+        policy=Policy(step=Budget(1, 1800.0), backoff=0.0),
+        history="up 0; exit 0; away 0; wait 2.1; refused 0; wait 4.1; up 0; exit 0",
+        effects="launch 0.1; start 0.1; launch 0.2; launch 0.3; launch 0.4; start 0.2",
+        ends=1,
+    ),
+    "refused without having been away, it uses the budget": Story(
+        policy=Policy(step=Budget(1, 1800.0), backoff=0.0),
+        history="up 0; exit 0; refused 0",
+        effects="launch 0.1; start 0.1; launch 0.2",
+        ends=97,
+    ),
+    "Slurm is away when the run begins": Story(
+        history="away 0; wait 2.1; up 0; done 0; exit 0",
+        effects="launch 0.1; launch 0.2; start 0.1; end 0.2 grace 30",
+        ends=0,
+    ),
     "stop while all train": Story(
         replicas=2,
         history="up 0; up 1; stop 143; exit 1; exit 0",

@@ -110,8 +110,8 @@ def with_agent(
 def test_it_says_who_and_where_it_is(tmp_path: Path) -> None:
     async def story(controller: Controller) -> None:
         hello = await controller.said("hello")
-        names = ("replica", "index", "step", "host", "address", "attempt", "ends", "agent_pid")
-        assert [hello[name] for name in names] == [1, 0, 2, "here", "127.0.0.1", 0, [], controller.agent.pid]
+        names = ("replica", "index", "step", "host", "address", "attempt", "first", "agent_pid")
+        assert [hello[name] for name in names] == [1, 0, 2, "here", "127.0.0.1", 0, 1, controller.agent.pid]
         assert hello["port"] in PORTS
 
     assert with_agent(tmp_path, story) == 0
@@ -188,13 +188,32 @@ def test_a_late_word_to_clear_does_not_touch_the_next_attempt(tmp_path: Path, st
     with_agent(tmp_path, story)
 
 
-def test_a_controller_that_was_started_again_is_told_what_has_ended(tmp_path: Path) -> None:
+def test_a_controller_that_was_started_again_is_told_all_that_no_other_has_acknowledged(tmp_path: Path) -> None:
     async def story(controller: Controller) -> None:
         controller.start()
-        await controller.said("rank_failed")
+        end = await controller.said("rank_failed")
         controller.tell("who")
-        (end,) = (await controller.said("hello", 2))["ends"]
-        assert (end["type"], end["rank"], end["attempt"]) == ("rank_failed", 0, 1)
+        assert (await controller.said("hello", 2))["first"] == 1
+        again = await controller.said("rank_failed", 2)
+        assert (again["n"], again["rank"], again["attempt"]) == (1, 0, 1) and again["age"] > end["age"]
+        controller.tell("alive", got=1)
+        controller.tell("who")
+        assert (await controller.said("hello", 3))["first"] == 2
+        assert len(controller.all("rank_failed")) == 2
+
+
+def test_it_obeys_the_highest_epoch_alone_and_says_so(tmp_path: Path) -> None:
+    async def story(controller: Controller) -> None:
+        controller.tell("alive", epoch=3)
+        controller.tell("shutdown", epoch=2, grace=0.1)
+        assert (await controller.said("deposed"))["epoch"] == 3
+        controller.start()  # from a controller that knows of no epochs at all
+        await controller.said("deposed", 2)
+        controller.tell("start", epoch=3, attempt=1, first_host="127.0.0.1", port=23456)
+        await controller.runs()
+        controller.server._stamp = {"epoch": 3}
+
+    assert with_agent(tmp_path, story) == 0
 
     with_agent(tmp_path, story, ("false",))
 

@@ -29,12 +29,12 @@ class Wire:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "ended", "answer"),
-    [(2, [], "alive"), (1, [], "who"), (2, [0], "who")],
+    ("attempt", "told", "answer"),
+    [(2, 0, "alive"), (1, 0, "who"), (2, 1, "who")],
     ids=["nothing is missing", "the word to start was lost", "the end of a rank was lost"],
 )
 def test_an_agent_that_has_missed_something_is_asked_to_say_all_again(
-    tmp_path: Path, attempt: int, ended: list[int], answer: str
+    tmp_path: Path, attempt: int, told: int, answer: str
 ) -> None:
     paths, wire = RunPaths(tmp_path / "run"), Wire()
     paths.create()
@@ -42,5 +42,5 @@ def test_an_agent_that_has_missed_something_is_asked_to_say_all_again(
     controller = Controller(paths, spec, LocalLauncher(), wire, "session")  # type: ignore[arg-type]
     controller.supervisor.state = RunState((Replica(0, ("local0",), state=State.RUNNING, attempt=2, step=1, pid=1),))
     controller._peers.add(b"agent", Peer(0, 1, 0, "local0", time.monotonic()))
-    controller._hear(b"agent", {"type": "alive", "attempt": attempt, "ended": ended, "cleared": 0})
+    controller._hear(b"agent", {"type": "alive", "attempt": attempt, "told": told})
     assert wire.sent == [answer]

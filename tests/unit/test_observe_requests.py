@@ -1,4 +1,3 @@
-import fcntl
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from observe_histories import T0, History, failed_run, write_run
 
+from slurm_ft import lease
 from slurm_ft.errors import RunFailed, RunFolderError, TryAgain, UsageError
 from slurm_ft.events import Event, Kind
 from slurm_ft.observe import requests
@@ -140,11 +140,10 @@ def test_stop_touches_the_file_and_the_end_is_awaited(paths: RunPaths) -> None:
 
 
 HEAD = """
-import fcntl, json, os, sys, time
-lock = open(sys.argv[1], "w")
-fcntl.flock(lock, fcntl.LOCK_EX)
-json.dump({"host": "here", "pid": os.getpid(), "job_id": "L1"}, lock)
-lock.flush()
+import sys, time
+from pathlib import Path
+from slurm_ft import lease
+held = lease.acquire(Path(sys.argv[1]), "here", "L1")
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -152,8 +151,8 @@ time.sleep(60)
 
 @pytest.fixture
 def head(paths: RunPaths) -> Any:
-    """A process that holds the run's lock, as a head does."""
-    argv = [sys.executable, "-c", HEAD, str(paths.lock), "slurm_ft"]
+    """A process that holds the run's lease, as a head does."""
+    argv = [sys.executable, "-c", HEAD, str(paths.lease), "slurm_ft"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -171,27 +170,25 @@ def test_a_local_run_is_cancelled_by_term_to_its_head(paths: RunPaths, head: sub
     assert head.wait(10) == -signal.SIGTERM
 
 
-def test_a_process_that_only_bears_the_number_of_the_head_is_left_alone(
-    paths: RunPaths, head: subprocess.Popen[bytes]
-) -> None:
-    paths.lock.write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "job_id": "L1"}))
+def test_a_process_that_only_bears_the_number_of_the_head_is_left_alone(paths: RunPaths) -> None:
+    lease.take(paths.lease, lease.Claim(1, "elsewhere", "another", os.getpid(), "L1"))
     with pytest.raises(UsageError) as caught:
         requests.plan_cancel(paths, LOCAL)
     assert "elsewhere" in caught.value.hint
     assert requests.cancel(paths, Cancellation(pid=os.getpid())) == "the run's head has just ended by itself"
 
 
-def test_a_stale_lock_file_means_that_there_is_nothing_to_cancel(paths: RunPaths) -> None:
-    paths.lock.write_text(json.dumps({"host": "here", "pid": os.getpid(), "job_id": "L1"}))
+def test_a_lease_that_was_given_back_means_that_there_is_nothing_to_cancel(paths: RunPaths) -> None:
+    lease.take(paths.lease, lease.Claim(1, "here", lease.machine(), os.getpid(), "L1", ended=0))
     with pytest.raises(RunFailed, match="nobody looks after"):
         requests.plan_cancel(paths, LOCAL)
 
 
-def test_a_lock_that_names_nobody_is_told(paths: RunPaths) -> None:
-    with paths.lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunFailed, match="does not say who"):
-            requests.plan_cancel(paths, LOCAL)
+def test_a_lease_that_names_nobody_is_told(paths: RunPaths) -> None:
+    paths.lease.mkdir()
+    (paths.lease / "1").touch()
+    with pytest.raises(RunFailed, match="does not say who"):
+        requests.plan_cancel(paths, LOCAL)
 
 
 def test_a_slurm_run_is_cancelled_by_scancel_of_its_job(tmp_path: Path) -> None:

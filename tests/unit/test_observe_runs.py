@@ -1,10 +1,14 @@
-import fcntl
 import os
+import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from observe_histories import T0, failed_run, healed_run, write_run
 
+from slurm_ft import lease
 from slurm_ft.errors import RunFolderError
 from slurm_ft.events import Kind
 from slurm_ft.observe import listing, runs
@@ -142,21 +146,38 @@ def test_a_damaged_spec_leaves_the_usual_policy_and_says_so(tmp_path: Path) -> N
     assert "usual policy" in trouble
 
 
-def test_the_lock_tells_a_run_that_is_looked_after_from_a_dead_one(tmp_path: Path) -> None:
+def held(paths: RunPaths, **claim: Any) -> lease.Lease:
+    """A lease of this run that this process holds."""
+    epoch = lease.newest_epoch(paths.lease) + 1
+    mine = lease.Claim(epoch, "here", lease.machine(), os.getpid(), "L1")
+    assert lease.take(paths.lease, replace(mine, **claim))
+    return lease.Lease(paths.lease, replace(mine, **claim))
+
+
+def test_the_lease_tells_a_run_that_is_looked_after_from_a_dead_one(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "r", [])
-    assert not runs.lock_is_held(paths)
-    with paths.lock.open("w") as file:
-        assert not runs.lock_is_held(paths)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert runs.lock_is_held(paths)
-    assert not runs.lock_is_held(paths)
+    far = time.time() + 1e6
+    assert not runs.is_held(paths, far)
+    with closing(held(paths)) as mine:
+        assert runs.is_held(paths, far)
+        mine.release(0)
+        assert not runs.is_held(paths, far)
+    held(paths).close()
+    assert not runs.is_held(paths, far)
 
 
-def test_the_lock_is_not_even_tried_while_news_are_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried(paths: RunPaths) -> bool:
-        raise AssertionError("a starting controller could have found the lock taken")
+def test_a_head_that_has_just_died_may_be_followed_by_another_one(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "r", [])
+    held(paths, machine="another", pid=1).close()
+    assert runs.is_held(paths, time.time() + runs.LEFT_SECONDS / 2)
+    assert not runs.is_held(paths, time.time() + 2 * runs.LEFT_SECONDS)
 
-    monkeypatch.setattr(runs, "lock_is_held", tried)
+
+def test_the_lease_is_not_even_read_while_news_are_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(paths: RunPaths, now: float) -> bool:
+        raise AssertionError("the state is a second old")
+
+    monkeypatch.setattr(runs, "is_held", read)
     paths = write_run(tmp_path / "r", [])
     assert runs.is_alive(paths, Snapshot(T0, started=T0), T0 + 2) is None
     assert runs.is_alive(paths, Snapshot(T0, started=T0, ended=0), T0 + 1000) is None
@@ -169,8 +190,7 @@ def test_a_quiet_run_that_nobody_holds_is_gone_and_one_that_has_not_begun_is_not
     os.utime(paths.events, (T0, T0))
     assert not runs.Gone(paths, lambda: T0 + 5)()
     assert runs.Gone(paths, lambda: T0 + 60)()
-    with paths.lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with closing(held(paths)):
         assert not runs.Gone(paths, lambda: T0 + 60)()
 
 

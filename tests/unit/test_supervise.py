@@ -385,16 +385,15 @@ def test_the_exit_code_of_the_run(replicas: list[Replica], fewest: int, stop: in
 @pytest.mark.parametrize(
     ("state", "says", "missed"),
     [
-        (S.RUNNING, {"attempt": 3, "ended": [], "cleared": 2}, False),
-        (S.RUNNING, {"attempt": 2, "ended": [], "cleared": 2}, True),  # the word to start was lost
-        (S.TRAINING, {"attempt": 3, "ended": [0], "cleared": 0}, True),  # a rank's end was lost
-        (S.CLEARING, {"attempt": 3, "ended": [], "cleared": 3}, True),  # that it has cleared was lost
-        (S.CLEARING, {"attempt": 3, "ended": [], "cleared": 2}, False),  # it is still at it
-        (S.BROKEN, {"attempt": 3, "ended": [0], "cleared": 2}, False),
+        (S.RUNNING, {"attempt": 3, "told": 7}, False),
+        (S.RUNNING, {"attempt": 2, "told": 7}, True),  # the word to start was lost
+        (S.TRAINING, {"attempt": 3, "told": 8}, True),  # a rank's end, or a commit, was lost
+        (S.CLEARING, {"attempt": 3, "told": 8}, True),  # that it has cleared was lost
+        (S.CLEARING, {"attempt": 2, "told": 7}, False),  # it is still at it
     ],
 )
 def test_an_agents_sign_of_life_shows_what_was_lost(state: State, says: dict[str, Any], missed: bool) -> None:
-    assert _missed(in_state(state), 0, says) is missed
+    assert _missed(in_state(state), says, 7) is missed
 
 
 # --- any log whatever --------------------------------------------------------------------------------------------

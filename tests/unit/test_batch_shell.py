@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,7 +39,8 @@ def test_a_batch_script_without_exec_or_trap_would_die_of_the_warning(tmp_path: 
             os.kill(shell.pid, signal.SIGUSR2)
             assert shell.wait(10) == -signal.SIGUSR2
     finally:
-        os.killpg(shell.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have died before it had started its child
+            os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
 
 

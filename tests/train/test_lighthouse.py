@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -116,3 +118,26 @@ def test_a_fresh_lighthouse_is_brought_beyond_the_ids_that_were_seen_and_forgets
         assert (quorum.quorum_id, quorum.replica_ids) == (251, ["r"])
     finally:
         server.shutdown()
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["free", "taken"])
+def test_a_lighthouse_comes_back_on_its_port_or_on_another_where_that_is_taken(tmp_path: Path, taken: bool) -> None:
+    address, events = tmp_path / "lighthouse", tmp_path / "events.jsonl"
+    events.write_text(Event(1.0, Kind.QUORUM, 0, {"quorum_id": 7}).to_line())
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        address.write_text(f"http://127.0.0.1:{port}\n")
+        if not taken:
+            other.close()
+        argv = [PYTHON, "-m", "slurm_ft.controller.lighthouse", "--host=127.0.0.1", f"--address-file={address}",
+                f"--events={events}", "--min-replicas=1", "--join-timeout-ms=5000", "--quorum-tick-ms=10",
+                "--heartbeat-timeout-ms=1000"]  # fmt: skip
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert "counts its quorums on from 107; 7 had been seen" in process.stdout.readline()
+                wait_until(lambda: address.read_text(), SECONDS)
+                assert (address.read_text() == f"http://127.0.0.1:{port}\n") == (not taken)
+            finally:
+                process.terminate()
+        assert process.returncode == 0

@@ -22,7 +22,7 @@ from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS = Policy()
-ORPHAN_TIMEOUT_IN_A_JOB = 600.0
+ORPHAN_TIMEOUT_IN_A_JOB = 900.0
 """In a job. Other hosts try to bring up a head within seconds, so by then something is wrong that none of them can
 mend; but a shared file system may be away for minutes, and with it whoever writes there, while the ranks train on."""
 

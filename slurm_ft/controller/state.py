@@ -469,10 +469,9 @@ def observe(state: RunState, event: Event) -> RunState:
     after = state.with_replica(handler(replica, event))
     if after.replicas[event.replica].failure is not replica.failure:
         after = replace(after, marks=(*state.marks, _mark(replica, event))[-sameness.KEPT :])
-    if kind is Kind.HOST_REPLACED:
-        return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
     if kind is Kind.RANK_DONE and state.stop and state.save and state.save.asked(replica.id, replica.attempt):
         return replace(after, left=state.left | {replica.id})
+    if kind is Kind.HOST_REPLACED:
         why = replica.failure.what if replica.failure else ""
         about = LostHost(event.t, why, data["bad"] in replica.suspects)
         lost = {} if data["bad"] == data["spare"] else {str(data["bad"]): about}

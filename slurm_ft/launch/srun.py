@@ -184,9 +184,9 @@ class Listing:
     has ended.
     """
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, slurm: SlurmClient | None = None) -> None:
         self._job_id = job_id
-        self._slurm = SlurmClient(timeout=ANSWER_SECONDS)
+        self._slurm = slurm or SlurmClient(timeout=ANSWER_SECONDS)
         self._at = float("-inf")
         self._ids: dict[str, list[str]] | None = None
         self._asking = asyncio.Lock()

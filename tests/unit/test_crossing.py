@@ -38,7 +38,7 @@ def test_gpus_and_mpi_of_a_job_around_us_are_dropped_and_those_of_a_plain_shell_
 
 
 def test_a_rank_that_submits_does_not_hand_on_who_it_is() -> None:
-    place = Place("/run", 1, 2, 1, 3, 0, 0, 1, 1, "host", 1, "sock", "http://l", "/e", "/scratch")
+    place = Place("/run", 1, 2, 1, 3, 0, 0, 1, 1, "host", 1, "sock", "http://l", "/e", scratch="/scratch")
     around = rank_environment({}, place, {})
     names = {item.name for item in env.VARIABLES if item.set_by == "agent"}
     assert names <= set(into_job(around)) | {env.STEP}

@@ -13,40 +13,49 @@ import pytest
 
 from slurm_ft.launch import srun
 from slurm_ft.launch.base import Ended, StepRequest, Watched
-from slurm_ft.launch.srun import Allocation, Listing, SrunStep, head_argv
+from slurm_ft.launch.helper import Allocation
+from slurm_ft.launch.srun import Listing, SrunStep, head_argv
 from slurm_ft.paths import RunPaths
+from slurm_ft.slurm.client import Done, StepView, Unknown, Unreachable
 from tests.waiting import until, wait_until
 
 
 class Slurm:
-    """What squeue says (None: nothing), and what was asked for."""
+    """The steps that Slurm lists (None: it does not answer), and what was asked for."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, listed: str | None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, listed: dict[str, str] | None) -> None:
         self.listed, self.asked = listed, list[str]()
-        monkeypatch.setattr(srun, "_output", self.answer)
+        self.signals: list[tuple[str, int, signal.Signals]] = []
         monkeypatch.setattr(srun, "LOOKS", (0.0, 0.01))
 
-    async def answer(self, *argv: str) -> str | None:
-        self.asked.append(argv[0])
-        if argv[0] == "scancel":
-            self.listed = ""
-        return self.listed
+    def steps(self, job_id: str) -> list[StepView] | Unknown | Unreachable:
+        self.asked.append("squeue")
+        if self.listed is None:
+            return Unreachable("Socket timed out")
+        return [StepView(step_id, name, "node1") for step_id, name in self.listed.items()]
+
+    def signal_step(self, job_id: str, step_id: int, number: signal.Signals) -> Done:
+        self.asked.append("scancel")
+        self.signals.append((job_id, step_id, number))
+        self.listed = {}
+        return Done()
 
 
-LISTED = "12.3 sft-r0-s1\n12.4 sft-r1-s1\n12.batch batch\n"
+LISTED = {"12.3": "sft-r0-s1", "12.4": "sft-r1-s1", "12.batch": "batch"}
 
 
 Story = Callable[[SrunStep, Slurm], Awaitable[None]]
 
 
-def detached(folder: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, story: Story) -> tuple[Ended, Slurm]:
+def detached(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, listed: dict[str, str] | None, story: Story
+) -> tuple[Ended, Slurm]:
     """How the step ended after the story, which begins when its client was killed."""
 
     async def within() -> Ended:
         client = subprocess.Popen(["sleep", "60"])
-        step = SrunStep(
-            StepRequest(RunPaths(folder), 0, 1, ("node1",)), Listing("12"), Watched(client.pid, client)
-        )  # fmt: skip
+        listing = Listing("12", slurm)  # type: ignore[arg-type]
+        step = SrunStep(StepRequest(RunPaths(folder), 0, 1, ("node1",)), listing, Watched(client.pid, client))
         waiting = asyncio.ensure_future(step.wait())
         client.kill()
         async with asyncio.timeout(10):
@@ -85,7 +94,7 @@ def test_a_step_that_went_with_its_client_is_found_out_at_once(tmp_path: Path, m
     async def story(step: SrunStep, slurm: Slurm) -> None:
         pass
 
-    ended, _ = detached(tmp_path, monkeypatch, "12.4 sft-r1-s1\n", story)
+    ended, _ = detached(tmp_path, monkeypatch, {"12.4": "sft-r1-s1"}, story)
     assert ended == Ended(None, "Slurm no longer has the step, whose srun was killed by SIGKILL")
 
 
@@ -96,12 +105,12 @@ def test_it_is_ended_by_its_id_and_awaited(tmp_path: Path, monkeypatch: pytest.M
 
     ended, slurm = detached(tmp_path, monkeypatch, LISTED, story)
     assert ended == Ended(None, "the step was ended")
-    assert "scancel" in slurm.asked and slurm.asked[-1] == "squeue"
+    assert slurm.signals == [("12", 3, signal.SIGKILL)] and slurm.asked[-1] == "squeue"
 
 
 def test_many_steps_ask_slurm_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> list[list[str] | None]:
-        listing = Listing("12")
+        listing = Listing("12", slurm)  # type: ignore[arg-type]
         return await asyncio.gather(*(listing.ids(f"sft-r{number}-s1", 0.5) for number in range(50)))
 
     slurm = Slurm(monkeypatch, LISTED)

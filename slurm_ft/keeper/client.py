@@ -94,7 +94,7 @@ class Client:
             return None
         return Found(reply["meta"], descriptors, int(reply["owner"]))
 
-    def list(self) -> dict[str, Packet]:
+    def names(self) -> dict[str, Packet]:
         reply, _ = self._ask({"op": "list"})
         held: dict[str, Packet] = reply["held"]
         return held

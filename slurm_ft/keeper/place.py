@@ -9,6 +9,7 @@ all steps of the job share it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -29,10 +30,8 @@ def private_folder(folder: Path) -> None:
     Raises PermissionError when somebody else has made one of them: who owns a folder can put another socket there.
     """
     for place in (folder.parent, folder):
-        try:
+        with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
         is_ours(place)
 
 

@@ -112,7 +112,7 @@ def test_a_claim_waits_for_the_end_of_the_owner(keeper: Keeper, client: Client) 
     assert owner.stdout is not None and owner.stdin is not None and owner.stdout.readline() == "put\n"
     heir = in_another_process(keeper.path, "print('asks', flush=True)\nprint(k.get('mine', True, 10).owner)")
     assert heir.stdout is not None and heir.stdout.readline() == "asks\n"
-    assert client.list()["mine"] == {"bytes": 1, "owner": owner.pid, "owned": True}
+    assert client.names()["mine"] == {"bytes": 1, "owner": owner.pid, "owned": True}
     owner.communicate("\n", timeout=10)
     assert heir.communicate(timeout=10)[0] == f"{owner.pid}\n"
     client.drop("mine")
@@ -123,7 +123,7 @@ def test_a_put_under_the_same_name_replaces_and_frees_what_was_there(client: Cli
         descriptor = client.make(16 * MIB)
         client.put("big", {}, [descriptor, descriptor, descriptor])
         os.close(descriptor)
-    assert client.list()["big"]["bytes"] == 48 * MIB
+    assert client.names()["big"]["bytes"] == 48 * MIB
     with pytest.raises(Refused, match="limit"):
         client.make(17 * MIB)
     client.drop("big")
@@ -191,7 +191,7 @@ def test_descriptors_of_refused_requests_are_closed(keeper: Keeper, client: Clie
         with pytest.raises(Refused):
             client.put("a name", {}, [descriptor] * 5)
     os.close(descriptor)
-    wait_until(lambda: count() == before)
+    wait_until(lambda: count() <= before)
 
 
 def test_only_its_user_can_reach_it(keeper: Keeper) -> None:

@@ -14,6 +14,8 @@ ATTEMPT = "SLURM_FT_ATTEMPT"
 SOCKET = "SLURM_FT_SOCKET"
 STEP = "SLURM_FT_STEP"
 MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
+KEEPER = "SLURM_FT_KEEPER"
+KEEPER_MODE = "SLURM_FT_KEEPER_MODE"
 RUNS = "SLURM_FT_RUNS"
 ADDRESS = "SLURM_FT_ADDRESS"
 DEVCLUSTER = "SLURM_FT_DEVCLUSTER"
@@ -35,6 +37,14 @@ REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
 NUM_REPLICA_GROUPS = "NUM_REPLICA_GROUPS"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
+KEEPER_MODES = {
+    "off": frozenset[str](),
+    "live": frozenset({"live"}),
+    "snapshot": frozenset({"snapshot"}),
+    "both": frozenset({"live", "snapshot"}),
+}
+"""What `--keeper` and SLURM_FT_KEEPER_MODE may be, and what is kept then."""
+
 
 class Variable(NamedTuple):
     """One variable: its name, who sets it (`user`, `agent` or `launcher`), and what it means in one sentence."""
@@ -51,6 +61,8 @@ VARIABLES = (
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
+    Variable(KEEPER, "agent", "the socket of the host's keeper, where the run has one; slurm_ft.train.keep asks there"),
+    Variable(KEEPER_MODE, "agent", "what is kept: live, snapshot, both or off; a value of the user's own wins"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),
     Variable("WORLD_SIZE", "agent", "the ranks of one replica"),

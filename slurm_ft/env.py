@@ -62,7 +62,7 @@ VARIABLES = (
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable(KEEPER, "agent", "the socket of the host's keeper, where the run has one; slurm_ft.train.keep asks there"),
-    Variable(KEEPER_MODE, "agent", "what is kept: live, snapshot, both or off; a value of the user's own wins"),
+    Variable(KEEPER_MODE, "agent", "what the host's keeper keeps of a rank: live, snapshot, both or off"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),
     Variable("WORLD_SIZE", "agent", "the ranks of one replica"),

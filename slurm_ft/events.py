@@ -48,6 +48,7 @@ class Kind(StrEnum):
     PROGRESS = "progress"
     TORCHFT_ERROR = "torchft_error"
     INJECTED = "injected"
+    KEEPER = "keeper"
     NOTE = "note"
 
 

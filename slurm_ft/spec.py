@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
+from slurm_ft.env import KEEPER_MODES
 from slurm_ft.errors import SpecError
 
 SCHEMA = 1
@@ -112,7 +113,8 @@ class ReplicaSpec:
     """One replica: `hosts` hosts with `ranks_per_host` ranks each, all running `command`.
 
     `environment` is set in every rank and wins over what the agent would set. `zygote` has ranks forked
-    from a process with their imports done, where the command allows it.
+    from a process with their imports done, where the command allows it. `keeper` says what of a rank's state is
+    kept in memory that outlives it (see env.KEEPER_MODES); the training script must take part.
     """
 
     command: tuple[str, ...]
@@ -120,6 +122,7 @@ class ReplicaSpec:
     ranks_per_host: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     zygote: bool = True
+    keeper: str = "off"
 
     @property
     def ranks(self) -> int:
@@ -132,6 +135,8 @@ class ReplicaSpec:
         for name, word in (("hosts", "--nodes-per-replica"), ("ranks_per_host", "--ranks-per-node")):
             if getattr(self, name) < 1:
                 found.append((f"{word} is {getattr(self, name)}", "at least 1"))
+        if self.keeper not in KEEPER_MODES:
+            found.append((f"--keeper is `{self.keeper}`", f"one of {', '.join(KEEPER_MODES)}"))
         slurm = sorted(name for name in self.environment if name.startswith("SLURM_") and "_FT_" not in name)
         if slurm:
             found.append((f"the environment sets {', '.join(slurm)}", "Slurm's own variables are left to Slurm"))

@@ -31,6 +31,8 @@ class Place:
     socket: str
     lighthouse: str
     error_file: str
+    keeper: str = ""
+    keeper_mode: str = "off"
 
 
 def rank_environment(
@@ -70,6 +72,9 @@ def _certain(place: Place) -> dict[str, str]:
         env.MIN_REPLICAS: str(place.min_replicas),
         env.SOCKET: place.socket,
         env.ERROR_FILE: place.error_file,
+        # Also without a keeper: a run within a run must not find the outer one's.
+        env.KEEPER: place.keeper,
+        env.KEEPER_MODE: place.keeper_mode,
     }
 
 

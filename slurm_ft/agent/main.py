@@ -38,6 +38,7 @@ from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks, split_cpus
 from slurm_ft.agent.visibility import bus_ids, rank_surroundings, visibility
 from slurm_ft.channel import HEARTBEAT, Client, Message
+from slurm_ft.keeper.place import socket_path
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.hostlist import expand
@@ -301,6 +302,8 @@ class Agent:
             socket=self._socket.name,
             lighthouse=self._lighthouse,
             error_file=str(self._paths.error(self._replica, attempt, rank)),
+            keeper=str(socket_path(self._paths.root, self._host)) if replica.keeper != "off" else "",
+            keeper_mode=replica.keeper,
         )
         seen = visibility(os.environ, local, replica.ranks_per_host, self._platform)
         return rank_environment(

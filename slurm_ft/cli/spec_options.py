@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from slurm_ft.agent.command import expand_titan, is_python, program_index
+from slurm_ft.env import KEEPER_MODES
 from slurm_ft.errors import SpecError, UsageError
 from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
 
@@ -41,6 +42,8 @@ _OPTIONS = (
                  help="Restart a replica that has stood still so long while its peers move; 0 never."),
     click.option("--zygote/--no-zygote", default=True, show_default=True,
                  help="Fork ranks from a process that has done their imports."),
+    click.option("--keeper", type=click.Choice(list(KEEPER_MODES)), default="off", show_default=True,
+                 help="Keep the state of ranks in memory that outlives them."),
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set in every rank; repeatable."),
     click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing."),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
@@ -70,6 +73,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
             ranks_per_node,
             pairs(options["environment"]),
             options["zygote"],
+            options["keeper"],
         ),
         replicas=replicas,
         spares=options["spares"],

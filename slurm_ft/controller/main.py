@@ -27,6 +27,7 @@ from typing import Any
 from slurm_ft.channel import Message, Server
 from slurm_ft.controller import requests
 from slurm_ft.controller.book import Book
+from slurm_ft.controller.keepers import Keepers
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
 from slurm_ft.controller.snapshot import snapshot
@@ -103,6 +104,9 @@ class Controller:
         self._facts: dict[str, Any] = {}
         self._changed = asyncio.Event()
         self.supervisor = Supervisor(spec.policy, self, self._record, self._clock)
+        allocation = None if spec.cluster == "local" else allocation_from(os.environ)
+        self._keepers = Keepers(paths, spec, allocation, self.supervisor.take)
+        self._kept: list[Event] = []
 
     def _record(self, event: Event) -> None:
         self._log.append(event)
@@ -120,6 +124,7 @@ class Controller:
         self.supervisor.take(
             Kind.CONTROLLER_STARTED, pid=os.getpid(), host=host, endpoint=self._server.endpoint, adopted=adopted
         )
+        self._keepers.start(hosts, self._kept)
         if adopted:
             self._adopt()
         loop = asyncio.get_running_loop()
@@ -146,6 +151,7 @@ class Controller:
         self.supervisor.state = self._before
         self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t}
         self._book.replay(events[starts[-1] :])
+        self._kept = [event for event in events[starts[-1] :] if event.kind is Kind.KEEPER]
         self.supervisor.unsure = {r.id for r in self._before.replicas if r.state is State.PENDING}
         return True
 
@@ -188,6 +194,7 @@ class Controller:
     async def _end(self, code: int) -> int:
         self._paths.stop.unlink(missing_ok=True)
         self._write_state()
+        await self._keepers.end()
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)

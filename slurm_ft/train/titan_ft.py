@@ -61,7 +61,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from slurm_ft import env
 from slurm_ft.errors import UsageError
-from slurm_ft.train import ft
+from slurm_ft.train import ft, titan_keep
 from slurm_ft.train.progress import report, report_phase
 
 logger = logging.getLogger(__name__)
@@ -476,6 +476,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         self._heals_before_sync = 0
         self._quorum_told = -1
         self._sync: Any = None
+        self._keeping: titan_keep.Keeping
         self._kept: tuple[Any, dict[str, torch.Tensor]] | None = None
         self._show = self.metrics_processor.log
         self.metrics_processor.log = self._log_and_remember
@@ -495,6 +496,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def _heals(self) -> int:
         return self.manager.heals if self.manager else 0
+
+    @property
+    def loader_follows_step(self) -> bool:
+        """Does the loader need no state of its own?"""
+        return isinstance(self.dataloader, TextLoader)
 
     @property
     def manager(self) -> ft.Manager | None:
@@ -570,24 +576,26 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def train(self) -> None:
         """Train to the last step. Returns when it is committed, or when the run turns out to be over."""
-        self.checkpointer.load(step=self.config.checkpoint.load_step)
-        self._committed_step = self._first_step = self.step
         start = self._start()
         if start == "over":
             logger.info("another replica has finished the run; nothing is left to do")
             return
-        logger.info("training starts at step %d, %s", self.step + 1, start)
         with contextlib.ExitStack() as stack:
+            self._sync = stack.enter_context(self._semi_sync())
+            self._keeping = titan_keep.Keeping(self)
+            if self._keeping.restore() and start == "late":
+                start = "together"  # it takes up its own work; what peers have done meanwhile comes with the quorum
+            logger.info("training starts at step %d, %s", self.step + 1, start)
             leaf = f"replica_{self.place.replica}" if self.place.fault_tolerant else ""
             profiler = stack.enter_context(
                 self.config.profiler.build(global_step=self.step, base_folder=self.config.dump_folder, leaf_folder=leaf)
             )
-            self._sync = stack.enter_context(self._semi_sync())
             if start == "late":
                 self._join_at_next_sync()
             self._loop(start, profiler)
         if self.step >= self.config.training.steps:
             mark_end(self.place, self.config.training.steps)
+            self._keeping.close()
         self._meet_ranks()
 
     def _loop(self, start: str, profiler: Any) -> None:
@@ -597,7 +605,10 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self.step += 1
             self.gc_handler.run(self.step)
             try:
-                self.train_step(batches)
+                if self._keeping.pending:
+                    self._keeping.finish_pending()
+                else:
+                    self.train_step(batches)
             except DataloaderExhaustedError:
                 logger.warning("the data ended before step %d", self.step)
                 return
@@ -606,6 +617,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                     logger.info("another replica has finished the run; this one stops at step %d", self.step)
                     return
                 late = False
+            self._keeping.settled()
             profiler.step()
 
     def _left_behind(self, late: bool) -> bool:
@@ -620,7 +632,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def train_step(self, data_iterator: Any) -> None:
         """One step, its synchronisation included; reports it."""
-        if isinstance(self.dataloader, TextLoader):
+        if self.loader_follows_step:
             self.dataloader.seek((self.step - 1) * self.gradient_accumulation_steps)
         self._logged = None
         report(self.step)  # a commit that comes in this step is of this step

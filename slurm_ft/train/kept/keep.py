@@ -163,15 +163,27 @@ class Kept:
         if not self.active and int(self._environ.get("WORLD_SIZE", "1")) > 1 and not self._why:
             return Restored(NONE, 0)  # no rank of this run keeps anything
         chosen = agree.choose(agree.exchange(offers, self._environ), newer_than)
+        restored = self._apply(chosen, offers, newer_than)
+        self._found = []
+        if agree.LIVE in self._modes and restored.source != agree.LIVE:
+            self._move_in()
+        return restored
+
+    def _move_in(self) -> None:
+        """Put the tensors into held memory before the first forward pass: what remembers addresses sees no others."""
+        try:
+            self._arrange(self._sources.tensors(), len(encode(self._sources.record())))
+        except (OSError, Refused, Unkeepable, Damaged) as error:
+            self._give_up(str(error))
+
+    def _apply(self, chosen: Offer | None, offers: list[Offer], newer_than: int) -> Restored:
         if chosen is None:
-            self._found = []
             why = "; ".join(self._why) if self._why or not offers else "no state that all ranks have is newer"
             if self.active and why:
                 logger.info("slurm-ft: nothing is restored from memory: %s", why)
             return Restored(NONE, max(newer_than, 0), why=why)
         offer = agree.mine(offers, chosen)
         record = self._take_live() if offer.source == agree.LIVE else self._take_snapshot(offer)
-        self._found = []
         self._sources.load_record(record["sources"])
         self.count = offer.step
         report_phase("healed", source=offer.source, step=offer.step)
@@ -253,6 +265,7 @@ class Kept:
                 put_under(own[entry.name], view, copy=False)
             else:
                 self._sources.make(entry, view)
+        self._sources.moved()
         return record
 
     def _take_snapshot(self, offer: Offer) -> dict[str, Any]:
@@ -302,26 +315,39 @@ class Kept:
             self._give_up(str(error))
 
     def _commit_live(self, tensors: Mapping[str, torch.Tensor], record: dict[str, Any]) -> None:
-        assert self._client is not None
         data = encode(record)
-        if self._live is None or not self._live.memories[0].fits(data):
-            self._live, self._held = self._new_live(tensors, data), False
+        live = self._arrange(tensors, len(data))
+        for name, tensor in tensors.items():
+            if name.startswith(BUFFER):
+                copy(live.views[name], local(tensor))
+        live.commit(data)
+
+    def _arrange(self, tensors: Mapping[str, torch.Tensor], room: int) -> Live:
+        """See to it that the tensors lie in held memory, and that it is held. Leaves it marked as being written."""
+        assert self._client is not None
+        if self._live is None or not self._live.memories[0].fits(room):
+            self._live, self._held = self._new_live(tensors, room), False
         live = self._live
+        live.begin()
         new = {name: tensor for name, tensor in tensors.items() if name not in live.views}
         if new:
             live.grow(self._client, {name: local(tensor) for name, tensor in new.items()}, sharded(new))
             self._held = False
-        for name, tensor in tensors.items():
-            if name.startswith(BUFFER):
-                copy(live.views[name], local(tensor))
-            elif not is_under(tensor, live.views[name]):
-                put_under(tensor, live.views[name], copy=True)
+        away = {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)}
+        away = {name: tensor for name, tensor in away.items() if not is_under(tensor, live.views[name])}
+        for name, tensor in away.items():
+            put_under(tensor, live.views[name], copy=True)
+        if away:
+            self._sources.moved()
+            for name, tensor in away.items():
+                if not is_under(tensor, live.views[name]):
+                    raise Damaged(f"{name} does not stay in held memory (FSDP pads it): use --keeper snapshot")
         if not self._held:
             self._client.put(f"{self._place}.{agree.LIVE}", self._meta(), live.descriptors)
             self._held = True
-        live.commit(data)
+        return live
 
-    def _new_live(self, tensors: Mapping[str, torch.Tensor], data: bytes) -> Live:
+    def _new_live(self, tensors: Mapping[str, torch.Tensor], room: int) -> Live:
         assert self._client is not None
         if any(local(tensor).device.type != "cpu" for tensor in tensors.values()):
             raise Damaged("live tensors on a GPU are not kept by this version: use --keeper snapshot")
@@ -330,7 +356,7 @@ class Kept:
         if self._live is not None:
             self._client.drop(f"{self._place}.{agree.LIVE}")
         layout = plan({name: local(tensor) for name, tensor in tensors.items()}, sharded(tensors))
-        return Live.create(self._client, layout, 2 * len(data) + ROOM)
+        return Live.create(self._client, layout, 2 * room + ROOM)
 
     def _take(self, tensors: Mapping[str, torch.Tensor], record: dict[str, Any]) -> None:
         """Begin a snapshot. The first one, and one of a state that has changed its form, is waited for."""

@@ -69,7 +69,7 @@ class Live:
         """The tensors are whole again, and this is their record. False when the record does not fit."""
         first = self.memories[0]
         data = record if isinstance(record, bytes) else encode(record)
-        if not first.fits(data):
+        if not first.fits(len(data)):
             return False
         number = (first.word >> 1) + 1
         first.write_record(number, data)

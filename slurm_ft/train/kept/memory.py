@@ -128,8 +128,9 @@ class Memory:
 
     # --- records ---------------------------------------------------------------------------------------------
 
-    def fits(self, data: bytes) -> bool:
-        return _RECORD.size + len(data) <= self.parts.capacity
+    def fits(self, size: int) -> bool:
+        """Is there room for a record of so many bytes?"""
+        return _RECORD.size + size <= self.parts.capacity
 
     def write_record(self, number: int, data: bytes) -> None:
         """Into its place in the ring. The number is written last: a record with its number is whole."""

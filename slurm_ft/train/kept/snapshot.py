@@ -93,7 +93,7 @@ class Snapshots:
                 copy(self.memory.view(entry, slot), tensors[entry.name])
         self._copied.set()
         data = encode(record | {"checksum": checksum(self.memory.slot(slot))})
-        if not self.memory.fits(data):
+        if not self.memory.fits(len(data)):
             raise Damaged(f"a record of {len(data)} bytes has no room")
         self.memory.write_record(number, data)
         self.memory.word = number

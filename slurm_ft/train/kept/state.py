@@ -105,6 +105,15 @@ class Sources:
             )
         optimizer.state[parameter][key] = value
 
+    def moved(self) -> None:
+        """Other memory was put under parameters: tell FSDP, which remembers where its shards are."""
+        for module in self.modules:
+            for inner in module.modules():
+                if hasattr(inner, "_get_fsdp_state"):
+                    for group in inner._get_fsdp_state()._fsdp_param_groups:
+                        for parameter in group.fsdp_params:
+                            parameter.reset_sharded_param()
+
     # --- the small rest --------------------------------------------------------------------------------------
 
     def record(self) -> State:

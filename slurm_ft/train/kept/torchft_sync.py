@@ -38,7 +38,7 @@ def sync_tensors(
 
 def in_flight(sync: Any) -> bool:
     """Is a reduction under way? Its results would be lost with the process, so the state is not whole."""
-    return any(fragment._allreduce_work or fragment._grads for fragment in fragments(sync))
+    return any(fragment._allreduce_work for fragment in fragments(sync))
 
 
 class SyncPart:

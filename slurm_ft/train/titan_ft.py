@@ -422,8 +422,9 @@ class TextLoader(BaseDataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         while True:
-            yield self.batch(self._number)
-            self._number += 1
+            number = self._number
+            self._number += 1  # before the yield: what comes after it runs only after the next seek
+            yield self.batch(number)
 
     def state_dict(self) -> State:
         return {"number": self._number}
@@ -540,6 +541,19 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                 return "together"
             time.sleep(POLL_SECONDS)
 
+    def _passed(self) -> bool:
+        """Whether peers have synchronised without this replica since the state that it goes on from: then its own
+        work since is lost, and the sooner it asks for theirs the better."""
+        manager = self.manager
+        if manager is None:
+            return False
+
+        def behind() -> bool:
+            view = ft.view_lighthouse(ft.lighthouse_url())
+            return view is not None and any(view.members[name] > manager.current_step() for name in view.training)
+
+        return self._of_rank_0("passed", behind) == "True"
+
     def _semi_sync(self) -> Any:
         """torchft's context for DiLoCo or local SGD; None in per-step mode or without torchft."""
         spec = self.config.model_spec
@@ -583,8 +597,8 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         with contextlib.ExitStack() as stack:
             self._sync = stack.enter_context(self._semi_sync())
             self._keeping = titan_keep.Keeping(self)
-            if self._keeping.restore() and start == "late":
-                start = "together"  # it takes up its own work; what peers have done meanwhile comes with the quorum
+            if self._keeping.restore() and start == "late" and not self._passed():
+                start = "together"  # it takes up its own work where it was
             logger.info("training starts at step %d, %s", self.step + 1, start)
             leaf = f"replica_{self.place.replica}" if self.place.fault_tolerant else ""
             profiler = stack.enter_context(

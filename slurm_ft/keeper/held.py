@@ -64,7 +64,9 @@ class Held:
 def size_of(descriptor: int) -> int:
     """Bytes behind a descriptor of memory. Raises Refused for one that is no memory (a socket, a terminal, ...)."""
     found = os.fstat(descriptor)
-    if stat.S_IFMT(found.st_mode) not in (0, stat.S_IFREG):
+    # A memfd is a regular file, a dma-buf has no type, and memory of an NVIDIA GPU is a descriptor of its device.
+    kinds = (0, stat.S_IFREG, stat.S_IFCHR)
+    if stat.S_IFMT(found.st_mode) not in kinds or os.isatty(descriptor):
         raise Refused("only memory can be held: this descriptor is something else")
     return found.st_size
 

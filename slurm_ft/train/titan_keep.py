@@ -84,9 +84,15 @@ class Keeping:
             self.kept.commit(self._trainer.step, pending=True)
 
     def settled(self) -> None:
-        """The step, and its synchronisation if it had one, is done."""
-        if not in_flight(self._trainer._sync):
-            self.kept.commit(self._trainer.step)
+        """The step, and its synchronisation if it had one, is done.
+
+        A snapshot is taken after each synchronisation of DiLoCo or local SGD: from there the inner steps of the
+        interval can be done again, bit for bit, as long as the peers have not synchronised without this replica.
+        """
+        trainer = self._trainer
+        if not in_flight(trainer._sync):
+            begins = trainer.interval > 1 and trainer.step == trainer._committed_step
+            self.kept.commit(trainer.step, snapshot=begins)
 
     def finish_pending(self) -> None:
         """In place of a step: the synchronisation of the one before the restart."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from slurm_ft import native  # noqa: E402
 from slurm_ft.keeper.held import seal  # noqa: E402
 from slurm_ft.train.kept import agree  # noqa: E402
 from slurm_ft.train.kept.agree import Offer  # noqa: E402
@@ -162,6 +163,58 @@ def test_memory_that_was_tampered_with_is_refused_and_crashes_nobody(data: Any) 
         assert all(view.numel() == 3 for view in adopted.views.values())
     except Damaged:
         pass
+
+
+# --- live, on a GPU ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def library() -> Any:
+    """The host library stands in for a GPU's: the same calls, on host memory."""
+    try:
+        return native.load("host")
+    except native.NativeError as error:
+        pytest.skip(f"needs the native host library: {error}")
+
+
+def on_device(library: Any) -> tuple[Live, Any]:
+    live = Live.create(Maker(), plan({}), 1000, on_gpu=True)
+    tensor = torch.arange(6.0).reshape(2, 3)
+    live.grow_on_device(Maker(), library, 0, {"w": tensor}, set())
+    live.views["w"].copy_(tensor)
+    return live, library
+
+
+def test_tensors_of_a_device_are_found_again_with_their_record(library: Any) -> None:
+    live, _ = on_device(library)
+    for step in (1, 2, 3):
+        live.begin()
+        live.views["w"].add_(1)
+        live.commit({"step": step})
+    found = Live.adopt([os.dup(descriptor) for descriptor in live.descriptors], lambda: library)
+    assert found.record() == {"step": 3}
+    assert found.views["w"].tolist() == [[3, 4, 5], [6, 7, 8]]
+    live.begin()
+    with pytest.raises(Damaged, match="under way"):
+        found.record()
+
+
+def test_what_the_device_had_done_counts_and_not_what_the_host_had(library: Any) -> None:
+    """The host has gone on for three steps whose work on the device was never done."""
+    live, _ = on_device(library)
+    for step in (1, 2, 3, 4):
+        live.commit({"step": step})
+    for word, step in ((4, 2), (8, 4)):
+        live.devices[0].mark(word, 0)
+        assert live.record() == {"step": step}
+    live.devices[0].mark(5, 0)
+    with pytest.raises(Damaged, match="under way"):
+        live.record()
+    for step in range(5, 14):
+        live.commit({"step": step})
+    live.devices[0].mark(4, 0)  # so far behind that its record has been written over
+    with pytest.raises(Damaged, match="is not there"):
+        live.record()
 
 
 # --- snapshots -----------------------------------------------------------------------------------------------

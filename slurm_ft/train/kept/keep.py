@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from slurm_ft import env
+from slurm_ft import env, native
 from slurm_ft.errors import UsageError
 from slurm_ft.keeper.client import Client
 from slurm_ft.keeper.protocol import Refused, close_all
 from slurm_ft.train.kept import agree
 from slurm_ft.train.kept.agree import NONE, Offer
-from slurm_ft.train.kept.layout import digest, plan
+from slurm_ft.train.kept.layout import Entry, digest, plan
 from slurm_ft.train.kept.live import Live
 from slurm_ft.train.kept.memory import FORMAT, SNAPSHOT, Damaged, Memory
 from slurm_ft.train.kept.pace import Pace
@@ -54,6 +54,9 @@ logger = logging.getLogger(__name__)
 CLAIM_WITHIN = 30.0
 """Seconds for which the process before is waited for. The agent starts a rank only when the one before is gone."""
 ROOM = 64 * 1024
+CARRIED = 1024
+FAILURES = (OSError, Refused, Unkeepable, Damaged, native.NativeError)
+"""What may go wrong with keeping; a training goes on without."""
 SETTLED, PENDING = "settled", "pending"
 _in_use: set[str] = set()
 
@@ -172,8 +175,11 @@ class Kept:
     def _move_in(self) -> None:
         """Put the tensors into held memory before the first forward pass: what remembers addresses sees no others."""
         try:
-            self._arrange(self._sources.tensors(), len(encode(self._sources.record())))
-        except (OSError, Refused, Unkeepable, Damaged) as error:
+            tensors = self._sources.tensors()
+            carried = carried_in_record(tensors)
+            room = len(encode(self._sources.record())) + sum(200 + 2 * t.nbytes for t in carried.values())
+            self._arrange({name: tensor for name, tensor in tensors.items() if name not in carried}, room)
+        except FAILURES as error:
             self._give_up(str(error))
 
     def _apply(self, chosen: Offer | None, offers: list[Offer], newer_than: int) -> Restored:
@@ -223,7 +229,7 @@ class Kept:
         if not descriptors:
             return []
         try:
-            self._live = Live.adopt(descriptors)
+            self._live = Live.adopt(descriptors, native.load)
         except Damaged as error:
             close_all(descriptors)
             self._why.append(f"live memory: {error}")
@@ -265,6 +271,11 @@ class Kept:
                 put_under(own[entry.name], view, copy=False)
             else:
                 self._sources.make(entry, view)
+        for name, value in record["carried"].items():
+            if name in own:
+                copy(local(own[name]).detach(), value)
+            else:
+                self._sources.make(Entry(name, "", (), (), 0, False), value)
         self._sources.moved()
         return record
 
@@ -297,8 +308,11 @@ class Kept:
         if self._live is not None:
             self._live.begin()
 
-    def commit(self, step: int, pending: bool = False) -> None:
-        """The state is whole again and is that of `step`. Never raises for what the keeper does."""
+    def commit(self, step: int, pending: bool = False, snapshot: bool = False) -> None:
+        """The state is whole again and is that of `step`. Never raises for what the keeper does.
+
+        With `snapshot` one is taken now, whether it is due or not.
+        """
         self.count = step
         if not self.active:
             return
@@ -309,13 +323,16 @@ class Kept:
             if agree.LIVE in self._modes:
                 self._commit_live(tensors, record)
             self._pace.stepped(time.monotonic())
-            if agree.SNAPSHOT in self._modes and not pending and (self._pace.due(step) or self._snapshots is None):
+            due = snapshot or self._pace.due(step) or self._snapshots is None
+            if agree.SNAPSHOT in self._modes and due and not pending:
                 self._take(tensors, record)
-        except (OSError, Refused, Unkeepable, Damaged) as error:
+        except FAILURES as error:
             self._give_up(str(error))
 
     def _commit_live(self, tensors: Mapping[str, torch.Tensor], record: dict[str, Any]) -> None:
-        data = encode(record)
+        carried = carried_in_record(tensors)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in carried}
+        data = encode(record | {"carried": {name: local(tensor) for name, tensor in carried.items()}})
         live = self._arrange(tensors, len(data))
         for name, tensor in tensors.items():
             if name.startswith(BUFFER):
@@ -331,7 +348,7 @@ class Kept:
         live.begin()
         new = {name: tensor for name, tensor in tensors.items() if name not in live.views}
         if new:
-            live.grow(self._client, {name: local(tensor) for name, tensor in new.items()}, sharded(new))
+            self._grow(live, new)
             self._held = False
         away = {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)}
         away = {name: tensor for name, tensor in away.items() if not is_under(tensor, live.views[name])}
@@ -347,16 +364,27 @@ class Kept:
             self._held = True
         return live
 
+    def _grow(self, live: Live, new: Mapping[str, torch.Tensor]) -> None:
+        assert self._client is not None
+        plain = {name: local(tensor) for name, tensor in new.items()}
+        places = {tensor.get_device() if on_gpu(tensor) else -1 for tensor in plain.values()}
+        for place in sorted(places):
+            there = {n: t for n, t in plain.items() if (t.get_device() if on_gpu(t) else -1) == place}
+            shards = sharded(new) & there.keys()
+            if place < 0:
+                live.grow(self._client, there, shards)
+            else:
+                live.grow_on_device(self._client, native.load(), place, there, shards)
+
     def _new_live(self, tensors: Mapping[str, torch.Tensor], room: int) -> Live:
         assert self._client is not None
-        if any(local(tensor).device.type != "cpu" for tensor in tensors.values()):
-            raise Damaged("live tensors on a GPU are not kept by this version: use --keeper snapshot")
         if shared := overlapping(tensors):
             raise Damaged(f"{shared[0]} and {shared[1]} share memory: use --keeper snapshot")
         if self._live is not None:
             self._client.drop(f"{self._place}.{agree.LIVE}")
-        layout = plan({name: local(tensor) for name, tensor in tensors.items()}, sharded(tensors))
-        return Live.create(self._client, layout, 2 * room + ROOM)
+        here = {name: tensor for name, tensor in tensors.items() if not on_gpu(tensor)}
+        layout = plan({name: local(tensor) for name, tensor in here.items()}, sharded(here))
+        return Live.create(self._client, layout, 2 * room + ROOM, on_gpu=len(here) < len(tensors))
 
     def _take(self, tensors: Mapping[str, torch.Tensor], record: dict[str, Any]) -> None:
         """Begin a snapshot. The first one, and one of a state that has changed its form, is waited for."""
@@ -402,6 +430,21 @@ class Kept:
             self._client = self._live = self._snapshots = None
             self._modes = frozenset()
             _in_use.discard(self._place)
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    return bool(local(tensor).device.type == "cuda")
+
+
+def carried_in_record(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a training on a GPU, the small tensors that are on the host: the host is ahead of the GPU, so they must be
+    kept once for each step. Large ones (DiLoCo's parameters of the last synchronisation) change only when both wait
+    for each other, and are kept as they are."""
+    if not any(on_gpu(tensor) for tensor in tensors.values()):
+        return {}
+    return {
+        n: t for n, t in tensors.items() if not on_gpu(t) and local(t).nbytes <= CARRIED and not n.startswith(BUFFER)
+    }
 
 
 def sharded(tensors: Mapping[str, torch.Tensor]) -> set[str]:

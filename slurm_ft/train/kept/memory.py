@@ -27,7 +27,7 @@ from slurm_ft.train.kept.record import decode, dtype_of
 
 MAGIC = b"SFTKEPT1"
 FORMAT = 1
-LIVE, SNAPSHOT, MORE = 1, 2, 3
+LIVE, SNAPSHOT, MORE, ON_DEVICE = 1, 2, 3, 4
 _HEADER = struct.Struct("<8sII6Q")
 _COMMIT_AT = 64
 _RECORD = struct.Struct("<QQII")
@@ -59,11 +59,19 @@ class Parts(NamedTuple):
     @classmethod
     def of(cls, layout: bytes, capacity: int, ring: int) -> Parts:
         layout_at = PAGE + up(capacity, PAGE) * ring
-        return cls(PAGE, up(capacity, PAGE), ring, layout_at, len(layout), layout_at + up(len(layout), PAGE))
+        return cls(
+            PAGE,
+            up(capacity, PAGE) if ring else capacity,
+            ring,
+            layout_at,
+            len(layout),
+            layout_at + up(len(layout), PAGE),
+        )
 
 
 class Memory:
-    """One memory, mapped. `kind` is LIVE, SNAPSHOT or MORE (tensors that a live state got later)."""
+    """One memory, mapped. `kind` is LIVE, SNAPSHOT, MORE (tensors that a live state got later) or ON_DEVICE (the
+    layout of what is in a GPU's memory; the capacity of its missing ring is the number of the GPU)."""
 
     def __init__(self, descriptor: int, kind: int, parts: Parts, layout: Layout, mapped: mmap.mmap) -> None:
         self.descriptor, self.kind, self.parts, self.layout = descriptor, kind, parts, layout
@@ -85,7 +93,7 @@ class Memory:
         return cls(descriptor, kind, parts, layout, mapped)
 
     @classmethod
-    def adopt(cls, descriptor: int, kind: int) -> Memory:
+    def adopt(cls, descriptor: int, *kinds: int) -> Memory:
         """Map what another process has made. The descriptor is this object's from now on.
 
         Raises Damaged; the descriptor stays the caller's then.
@@ -96,17 +104,17 @@ class Memory:
         mapped = mmap.mmap(descriptor, size)
         magic, form, found, *rest = _HEADER.unpack_from(mapped, 0)
         parts = Parts(*rest)
-        if magic != MAGIC or form != FORMAT or found != kind:
+        if magic != MAGIC or form != FORMAT or found not in kinds:
             raise Damaged("the memory is of another kind or of another version of slurm-ft")
         ends = (parts.records + parts.capacity * parts.ring, parts.layout_at + parts.layout_bytes, parts.data)
         if max(ends) > size:
             raise Damaged("the header is damaged")
         text = mapped[parts.layout_at : parts.layout_at + parts.layout_bytes]
         try:
-            layout = Layout.from_bytes(text, size - parts.data)
+            layout = Layout.from_bytes(text, 1 << 62 if found == ON_DEVICE else size - parts.data)
         except ValueError as error:
             raise Damaged(str(error)) from None
-        return cls(descriptor, kind, parts, layout, mapped)
+        return cls(descriptor, found, parts, layout, mapped)
 
     @property
     def size(self) -> int:

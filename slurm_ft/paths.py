@@ -4,7 +4,7 @@ run.json                    the spec; written once, for its owner only: it may h
 events.jsonl                what happened; append only; the controller is its only writer
 state.json                  a snapshot for readers; replaced at most once a second
 lock                        held (flock) by the head as long as the run is looked after
-controller.log, head.log    words of our own processes
+controller.log, head.log, keeper.log    words of our own processes
 secret/                     0700: the run's CURVE keys and the address of the controller
 control/                    requests of `inject` and `stop`: one small file each
 stop                        touch it and the run stops in order

@@ -132,6 +132,7 @@ class Kept:
         self.count = 0
         """Whole steps so far."""
         self._digest = digest(sources.forms()) if modes else ""
+        self._uses_gpu = bool(modes) and any(on_gpu(tensor) for tensor in sources.given().values())
         if modes:
             _in_use.add(place)
             self._connect()
@@ -176,7 +177,7 @@ class Kept:
         """Put the tensors into held memory before the first forward pass: what remembers addresses sees no others."""
         try:
             tensors = self._sources.tensors()
-            carried = carried_in_record(tensors)
+            carried = carried_in_record(tensors) if self._uses_gpu else {}
             room = len(encode(self._sources.record())) + sum(200 + 2 * t.nbytes for t in carried.values())
             self._arrange({name: tensor for name, tensor in tensors.items() if name not in carried}, room)
         except FAILURES as error:
@@ -330,7 +331,7 @@ class Kept:
             self._give_up(str(error))
 
     def _commit_live(self, tensors: Mapping[str, torch.Tensor], record: dict[str, Any]) -> None:
-        carried = carried_in_record(tensors)
+        carried = carried_in_record(tensors) if self._uses_gpu else {}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in carried}
         data = encode(record | {"carried": {name: local(tensor) for name, tensor in carried.items()}})
         live = self._arrange(tensors, len(data))
@@ -440,8 +441,6 @@ def carried_in_record(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
     """Of a training on a GPU, the small tensors that are on the host: the host is ahead of the GPU, so they must be
     kept once for each step. Large ones (DiLoCo's parameters of the last synchronisation) change only when both wait
     for each other, and are kept as they are."""
-    if not any(on_gpu(tensor) for tensor in tensors.values()):
-        return {}
     return {
         n: t for n, t in tensors.items() if not on_gpu(t) and local(t).nbytes <= CARRIED and not n.startswith(BUFFER)
     }

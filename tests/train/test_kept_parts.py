@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -332,6 +333,19 @@ def test_ranks_go_on_from_the_newest_state_that_all_have() -> None:
     chosen = agree.choose([[Offer("live", 5, "pending"), Offer("snapshot", 5, "settled")]])
     assert chosen is not None and chosen.mark == "settled"
     assert agree.mine([Offer("snapshot", 5, "settled"), Offer("live", 5, "settled")], chosen).source == "live"
+
+
+def test_ranks_tell_each_other_through_the_store_of_their_replica() -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    offers = {0: [Offer("live", 7, "settled")], 1: [Offer("snapshot", 5, "settled")]}
+
+    def ask(rank: int) -> list[list[Offer]]:
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        return agree.exchange(offers[rank], place)
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(ask, (0, 1)))
+    assert answers == [[offers[0], offers[1]]] * 2
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 10))

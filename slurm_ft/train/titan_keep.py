@@ -3,8 +3,8 @@
 Between two synchronisations a step is whole when it has ended (`settled`). A step that ends in a synchronisation
 is whole at one more point: its inner step is done and the quorum has not been asked yet. There a replica waits for
 its peers, so a kill is likely there; a replica that comes back at that point goes on with the synchronisation
-(`finish_pending`). From where weights are written (`perform_sync`, a state that comes from a peer) until the step
-has settled nothing is whole.
+(`finish_pending`). From where weights are written (the reduction is there, or a state from a peer) until the step has
+settled nothing is whole.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ class Keeping:
         if manager is not None:
             heal = "_apply_pending_state_dict"
             setattr(manager, heal, _after(kept.begin, getattr(manager, heal)))
-        for owner in fragments(trainer._sync) or ([trainer._sync] if trainer._sync is not None else []):
-            name = "perform_sync" if hasattr(owner, "perform_sync") else "_perform_sync"
+        # The first thing that a synchronisation writes; before that it waits for the peers.
+        writers = [(fragment, "restore_parameters") for fragment in fragments(trainer._sync)]
+        if trainer._sync is not None and not writers:
+            writers = [(trainer._sync, "_perform_sync")]
+        for owner, name in writers:
             setattr(owner, name, _after(kept.begin, getattr(owner, name)))
 
     def _stepped(self) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, Kind
 from slurm_ft.launch import StepHandle, keepers
-from slurm_ft.launch.srun import Allocation
+from slurm_ft.launch.srun import Allocation, allocation_from
 from slurm_ft.paths import RunPaths
 from slurm_ft.spec import RunSpec
 
@@ -27,37 +27,39 @@ Take = Callable[..., Any]
 
 
 class Keepers:
-    """The keepers of one run. `take(kind, **data)` records an event. `allocation` is None on this machine."""
+    """The keepers of one run. `take(kind, **data)` records an event."""
 
-    def __init__(self, paths: RunPaths, spec: RunSpec, allocation: Allocation | None, take: Take) -> None:
-        self._paths, self._spec, self._allocation, self._take = paths, spec, allocation, take
+    def __init__(self, paths: RunPaths, spec: RunSpec, take: Take) -> None:
+        self._paths, self._spec, self._take = paths, spec, take
         self._wanted = spec.replica.keeper != "off"
+        self._allocation: Allocation | None = None  # on this machine there is none
+        self._running: dict[int, Mapping[str, Any]] = {}
         self._handles: dict[int, StepHandle] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._starts = 0
         self._ending = False
 
-    def start(self, hosts: Iterable[str], events: Iterable[Event] = ()) -> None:
-        """Start keepers on these hosts; take over those that `events` of this session speak of."""
-        if not self._wanted:
-            return
-        running = self._running(events)
-        for pid, data in running.items():
-            request = self._request(data["hosts"], int(data["start"]))
-            self._watch(keepers.adopt(request, self._allocation, pid), data["hosts"])
-        if not running:
-            self._launch(list(hosts))
-
-    def _running(self, events: Iterable[Event]) -> dict[int, Mapping[str, Any]]:
-        found: dict[int, Mapping[str, Any]] = {}
+    def replay(self, events: Iterable[Event]) -> None:
+        """What an earlier controller of this session has started, by the log."""
         for event in events:
             if event.kind is Kind.KEEPER:
                 self._starts = max(self._starts, int(event.data.get("start", 0)))
                 if event.data["what"] == "started":
-                    found[event.data["pid"]] = event.data
+                    self._running[event.data["pid"]] = event.data
                 else:
-                    found.pop(event.data.get("pid", 0), None)
-        return found
+                    self._running.pop(event.data.get("pid", 0), None)
+
+    def start(self, hosts: Iterable[str]) -> None:
+        """Take over the keepers that run; with none, start one on each of these hosts."""
+        if not self._wanted:
+            return
+        if self._spec.cluster != "local":
+            self._allocation = allocation_from(os.environ)
+        for pid, data in self._running.items():
+            request = self._request(data["hosts"], int(data["start"]))
+            self._watch(keepers.adopt(request, self._allocation, pid), data["hosts"])
+        if not self._running:
+            self._launch(list(hosts))
 
     def _request(self, hosts: list[str], start: int) -> keepers.KeeperRequest:
         return keepers.KeeperRequest.of(self._paths, hosts, start, self._spec.policy.orphan_timeout)
@@ -81,11 +83,11 @@ class Keepers:
 
     def _watch(self, handle: StepHandle, hosts: list[str]) -> None:
         self._handles[handle.pid] = handle
-        task = asyncio.ensure_future(self._await(handle, hosts, time.monotonic()))
+        task = asyncio.ensure_future(self._await(handle, hosts))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
 
-    async def _await(self, handle: StepHandle, hosts: list[str], begin: float) -> None:
+    async def _await(self, handle: StepHandle, hosts: list[str]) -> None:
         ended = await handle.wait()
         self._handles.pop(handle.pid, None)
         if self._ending:

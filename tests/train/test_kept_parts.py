@@ -18,7 +18,7 @@ from slurm_ft.keeper.held import seal  # noqa: E402
 from slurm_ft.train.kept import agree  # noqa: E402
 from slurm_ft.train.kept.agree import Offer  # noqa: E402
 from slurm_ft.train.kept.checksum import KINDS, checksum, is_right  # noqa: E402
-from slurm_ft.train.kept.keep import overlapping  # noqa: E402
+from slurm_ft.train.kept.keep_live import overlapping  # noqa: E402
 from slurm_ft.train.kept.layout import ALIGNMENT, Layout, digest, plan  # noqa: E402
 from slurm_ft.train.kept.live import Live  # noqa: E402
 from slurm_ft.train.kept.memory import LIVE, SNAPSHOT, Damaged, Memory  # noqa: E402

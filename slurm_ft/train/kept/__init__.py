@@ -7,6 +7,7 @@ live       tensors that are trained where they are held
 snapshot   copies, double-buffered and checksummed
 state      what a training's state is made of
 agree      all ranks of a replica go on from the same state
+holder     a name at the keeper; keep_live and keep_snapshots fill it
 keep       the whole, for training scripts
 """
 

@@ -66,7 +66,7 @@ def test_scancel_leaves_no_keeper(submit, devcluster: DevCluster, tmp_path: Path
     keeper, _ = _keeper(job, 1, 1)
     (started,) = job.events(Kind.RUN_STARTED)
     subprocess.run(["scancel", started.data["job_id"]], env=devcluster.environ, check=True, timeout=30)
-    job.process.wait(60)
+    job.output()
     wait_until(lambda: not os.path.exists(f"/proc/{keeper}"), 40, "the keeper has ended")
     _nothing_is_left(job)
 

@@ -32,6 +32,8 @@ from slurm_ft.keeper.protocol import Absent, Packet, Refused
 
 MOST_CONNECTIONS = 512
 TICK = 1.0
+LOOK_AT_MOST = 30.0
+"""Seconds between two looks at state.json: it lies on a file system that all hosts share."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CREDENTIALS = struct.Struct("3i")
 
@@ -141,12 +143,18 @@ class Server:
 
     def _run(self) -> str:
         seen, changed = self._written(), time.monotonic()
+        look, every = changed, min(max(self._orphan_timeout / 10, TICK), LOOK_AT_MOST)
         while True:
             with contextlib.suppress(TimeoutError):
                 self._take(self._socket.accept()[0])
             now = time.monotonic()
-            written = self._written()
-            if written != seen or self._connections:
+            if self._connections:
+                changed = now
+                continue
+            if now < look:
+                continue
+            look, written = now + every, self._written()
+            if written != seen:
                 seen, changed = written, now
             if now - changed > self._orphan_timeout:
                 return f"the run has had no controller for {self._orphan_timeout:g} s"

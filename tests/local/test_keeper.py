@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,16 +22,16 @@ MISSING = [name for name in ("torch", "torchft", "torchtitan") if importlib.util
 needs_titan = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: pip install 'slurm-ft[train]'")
 
 PROGRAMS = Path(__file__).with_name("programs")
-TITAN = ("titan", "--steps", "24", "--sync-steps", "8", "--config", "digest_config:small")
+TITAN = ("titan", "--sync-steps", "8", "--config", "digest_config:small", "--steps")
 ALL_OR_WAIT = ("--replicas=2", "--min-replicas=2")
 FORWARD, QUORUM, COMMIT, OPTIMIZER = "forward", "quorum", "commit", "optimizer"
 SECONDS = 90.0
 
 
-def train(run: Run, *options: str, kills: list[tuple[int, int, int, str]] = ()) -> list[str]:  # type: ignore[assignment]
+def train(run: Run, *options: str, kills: Sequence[tuple[int, int, int, str]] = (), steps: int = 24) -> list[str]:
     """Run titan to the end; gives the digests of both replicas' whole states."""
-    run.environment |= {"PYTHONPATH": str(PROGRAMS), "KILLS": json.dumps(kills), "OMP_NUM_THREADS": "1"}
-    run.start(*ALL_OR_WAIT, *options, command=TITAN)
+    run.environment |= {"PYTHONPATH": str(PROGRAMS), "KILLS": json.dumps(list(kills)), "OMP_NUM_THREADS": "1"}
+    run.start(*ALL_OR_WAIT, *options, command=(*TITAN, str(steps)))
     _, words = run.head.communicate(timeout=SECONDS)
     assert run.head.returncode == 0, words
     return [(run.paths.root / f"digest.{replica}").read_text() for replica in (0, 1)]
@@ -79,7 +80,7 @@ def test_diloco_with_kills_ends_bit_for_bit_as_without(run: Run, undisturbed: li
 @needs_titan
 def test_a_replica_that_its_peers_have_passed_takes_their_state(run: Run) -> None:
     """Killed between the vote and the outer step: the peer has gone on."""
-    train(run, "--keeper=live", kills=[(0, 1, 8, COMMIT)])
+    train(run, "--keeper=live", kills=[(0, 1, 8, COMMIT)], steps=16)
     assert healed(run, 0)[-1][0] == "peer"
     assert "state from: a peer" in run.call("report", str(run.paths.root)).stdout
     assert nothing_is_left(run)
@@ -124,7 +125,7 @@ def test_a_keeper_that_dies_is_started_again_and_the_ranks_do_not_notice(run: Ru
 
 
 def test_when_head_and_controller_are_killed_the_keeper_leaves_by_itself(run: Run) -> None:
-    run.start_with(Policy(kill_grace=0.2, orphan_timeout=1.0), keeper="live")
+    run.start_with(Policy(kill_grace=0.2, orphan_timeout=3.0), keeper="live")
     run.trains(0)
     assert keepers(run)
     os.kill(run.head.pid, signal.SIGSTOP)

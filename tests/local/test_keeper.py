@@ -34,7 +34,7 @@ def train(run: Run, *options: str, kills: Sequence[tuple[int, int, int, str]] = 
     run.start(*ALL_OR_WAIT, *options, command=(*TITAN, str(steps)))
     _, words = run.head.communicate(timeout=SECONDS)
     assert run.head.returncode == 0, words
-    return [(run.paths.root / f"digest.{replica}").read_text() for replica in (0, 1)]
+    return [(run.paths.root / f"digest.{replica}.0").read_text() for replica in (0, 1)]
 
 
 def healed(run: Run, replica: int) -> list[tuple[str, int]]:

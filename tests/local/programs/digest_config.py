@@ -50,7 +50,9 @@ def _digest(trainer: Any) -> str:
 
 def _leave_digest(trainer: Any) -> None:
     place = trainer.place
-    Path(os.environ["SLURM_FT_RUN"], f"digest.{place.replica}").write_text(f"{trainer.step} {_digest(trainer)}\n")
+    Path(os.environ["SLURM_FT_RUN"], f"digest.{place.replica}.{place.rank}").write_text(
+        f"{trainer.step} {_digest(trainer)}\n"
+    )
 
 
 _meet_ranks = titan_ft.Trainer._meet_ranks

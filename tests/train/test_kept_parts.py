@@ -269,7 +269,9 @@ def test_both_slots_can_be_read_and_a_damaged_one_is_passed_over() -> None:
     for number in (1, 2, 3):
         writer.take(tensors(number), {"step": number}, wait=True)
     assert [found.record["step"] for found in readable(writer.memory)] == [3, 2]
+    assert [found.record["step"] for found in readable(writer.memory, newest_only=True)] == [3]
     writer.memory.slot(1)[5] ^= 1
+    assert [found.record["step"] for found in readable(writer.memory, newest_only=True)] == [2]
     assert [found.record["step"] for found in readable(writer.memory)] == [2]
 
 

@@ -42,7 +42,7 @@ class KeepSnapshots(Holder):
             self.why.append(f"snapshot: {error}")
             return []
         self.snapshots = Snapshots(memory)
-        self._found = readable(memory)
+        self._found = readable(memory, newest_only=self.pace.alone)  # ranks that must agree want a choice
         if not self._found:
             self.why.append("no snapshot is whole")
         return [Offer(SNAPSHOT, int(s.record["step"]), str(s.record["mark"])) for s in self._found]

@@ -13,6 +13,7 @@ class Pace:
 
     def __init__(self, every: int | None, ranks: int = 1) -> None:
         self._fixed = every if every is not None else (FIXED if ranks > 1 else None)
+        self.alone = ranks == 1
         self._step_seconds = 0.0
         self._last: float | None = None
         self.interval = self._fixed or 1

@@ -156,9 +156,10 @@ class Kept:
         return {entry.name: self.memory.view(entry, self.number % SLOTS) for entry in self.memory.layout.entries}
 
 
-def readable(memory: Memory) -> list[Kept]:
+def readable(memory: Memory, newest_only: bool = False) -> list[Kept]:
     """The whole snapshots in a memory, newest first: the committed one, and the one before it if it was not
-    begun to be written over. Tensors are checked."""
+    begun to be written over. Tensors are checked, which takes as long as reading them: with `newest_only` the
+    older one is looked at only when the newer one is damaged."""
     found = []
     for number in (memory.word, memory.word - 1):
         try:
@@ -168,4 +169,6 @@ def readable(memory: Memory) -> list[Kept]:
             logger.info("%s", error)
         else:
             found.append(kept)
+            if newest_only:
+                break
     return found

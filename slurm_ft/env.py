@@ -15,6 +15,8 @@ HOST = "SLURM_FT_HOST"
 SOCKET = "SLURM_FT_SOCKET"
 STEP = "SLURM_FT_STEP"
 MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
+KEEPER = "SLURM_FT_KEEPER"
+KEEPER_MODE = "SLURM_FT_KEEPER_MODE"
 RUNS = "SLURM_FT_RUNS"
 ADDRESS = "SLURM_FT_ADDRESS"
 DEVCLUSTER = "SLURM_FT_DEVCLUSTER"
@@ -46,6 +48,14 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 TIMEOUTS = "SLURM_FT_TIMEOUTS"
 QUORUM_RETRIES = "TORCHFT_QUORUM_RETRIES"
 
+KEEPER_MODES = {
+    "off": frozenset[str](),
+    "live": frozenset({"live"}),
+    "snapshot": frozenset({"snapshot"}),
+    "both": frozenset({"live", "snapshot"}),
+}
+"""What `--keeper` and SLURM_FT_KEEPER_MODE may be, and what is kept then."""
+
 
 class Variable(NamedTuple):
     """One variable: its name, who sets it (see SET_BY in scripts/make_docs), and what it means in one sentence."""
@@ -66,6 +76,8 @@ VARIABLES = (
     Variable(CHECK, "check", "what `slurm-ft check --hosts` asks of each host, as JSON"),
     Variable(HOST, "check", "the name of the host that a health check is asked about"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
+    Variable(KEEPER, "agent", "the socket of the host's keeper, where the run has one; slurm_ft.train.keep asks there"),
+    Variable(KEEPER_MODE, "agent", "what the host's keeper keeps of a rank: live, snapshot, both or off"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),
     Variable("WORLD_SIZE", "agent", "the ranks of one replica"),

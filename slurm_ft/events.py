@@ -65,6 +65,7 @@ class Kind(StrEnum):
     MEMBER = "member"
     SURVIVORS_TOLD = "survivors_told"
     INJECTED = "injected"
+    KEEPER = "keeper"
     NOTE = "note"
 
 

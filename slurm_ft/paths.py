@@ -5,7 +5,7 @@ events.jsonl                what happened; append only; the controller is its on
 state.json                  a snapshot for readers; replaced at most once a second
 lease/                      who looks after the run: one file for each term of office (slurm_ft/lease.py)
 session.json                what a head needs that takes over on another host (controller/session.py)
-controller.log, head.log    words of our own processes
+controller.log, head.log, keeper.log    words of our own processes
 secret/                     0700: the run's CURVE keys and the address of the controller
 control/                    requests of `inject` and `stop`: one small file each
 stop                        touch it and the run saves and stops in order

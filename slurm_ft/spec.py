@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
+from slurm_ft.env import KEEPER_MODES
 from slurm_ft.errors import SpecError
 from slurm_ft.hostspec import HostSpec
 
@@ -139,7 +140,8 @@ class ReplicaSpec:
 
     `environment` is set in every rank and wins over what the agent would set. `zygote` has ranks forked
     from a process with their imports done, where the command allows it. `save_signal` asks a program that knows
-    nothing of slurm-ft to save; '' sends none.
+    nothing of slurm-ft to save; '' sends none. `keeper` says what of a rank's state is kept in memory that
+    outlives it (see env.KEEPER_MODES); the training script must take part.
     """
 
     command: tuple[str, ...]
@@ -148,6 +150,7 @@ class ReplicaSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     zygote: bool = True
     save_signal: str = ""
+    keeper: str = "off"
 
     @property
     def ranks(self) -> int:
@@ -162,6 +165,8 @@ class ReplicaSpec:
                 found.append((f"{word} is {getattr(self, name)}", "at least 1"))
         if self.save_signal and self.save_signal not in SAVE_SIGNALS:
             found.append((f"--save-signal is `{self.save_signal}`", f"one of {', '.join(SAVE_SIGNALS)}"))
+        if self.keeper not in KEEPER_MODES:
+            found.append((f"--keeper is `{self.keeper}`", f"one of {', '.join(KEEPER_MODES)}"))
         slurm = sorted(name for name in self.environment if name.startswith("SLURM_") and "_FT_" not in name)
         if slurm:
             found.append((f"the environment sets {', '.join(slurm)}", "Slurm's own variables are left to Slurm"))

@@ -35,6 +35,8 @@ class Place:
     timeouts: str = ""
     quorum_retries: int = 0
     scratch: str = ""
+    keeper: str = ""
+    keeper_mode: str = "off"
 
 
 def rank_environment(
@@ -80,6 +82,9 @@ def _certain(place: Place) -> dict[str, str]:
         env.SOCKET: place.socket,
         env.TIMEOUTS: place.timeouts,
         env.ERROR_FILE: place.error_file,
+        # Also without a keeper: a run within a run must not find the outer one's.
+        env.KEEPER: place.keeper,
+        env.KEEPER_MODE: place.keeper_mode,
     }
 
 

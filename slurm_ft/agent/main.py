@@ -54,6 +54,7 @@ from slurm_ft.aside import Aside
 from slurm_ft.channel import HEARTBEAT, Client, Message
 from slurm_ft.errors import EXIT_LAUNCH
 from slurm_ft.hostspec import parse_cpus
+from slurm_ft.keeper.place import socket_path
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.hostlist import expand
@@ -438,6 +439,8 @@ class Agent:
             timeouts=timeouts.encode(timeouts.torchft_defaults(self._spec.policy)),
             quorum_retries=timeouts.QUORUM_RETRIES,
             scratch=config.expanded(self._spec.host.scratch, os.environ),
+            keeper=str(socket_path(self._paths.root, self._host)) if replica.keeper != "off" else "",
+            keeper_mode=replica.keeper,
         )
         seen = visibility(os.environ, local, replica.ranks_per_host, self._platform)
         return rank_environment(

@@ -51,9 +51,11 @@ class Observed:
 
     def _progress(self, news: _RankNews, packet: dict[str, Any], common: dict[str, Any]) -> None:
         phase = packet.get("phase")
-        if phase and phase != news.phase:
+        source = packet.get("source")
+        if phase and (phase != news.phase or source):
             news.phase = str(phase)
-            self.send({"type": "phase", "phase": news.phase, **common})
+            state = {"source": source, "source_step": packet.get("source_step")} if source else {}
+            self.send({"type": "phase", "phase": news.phase, **state, **common})
         step = packet.get("step")
         if isinstance(step, int):
             news.steps_since_commit += step != news.step

@@ -17,6 +17,9 @@ KNOWN = frozenset({"torch", "torchft", "numpy", "datasets", "tokenizers"})
 ALWAYS_WITH_TORCH = "torch._dynamo"
 """Imported by torch itself at the first optimizer step, where it costs as much again."""
 
+OUR_TRAINING = "slurm_ft.train"
+"""What stands behind `keep` imports torch's DTensor, which is slow too."""
+
 GPU_DEVICES = ("/dev/kfd", "/dev/nvidiactl")
 
 
@@ -35,7 +38,10 @@ def modules_for(command: Sequence[str], gpu: bool) -> tuple[str, ...]:
         tree = ast.parse(Path(command[index]).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ()  # the rank will say what is wrong with it
-    found = [name for name in _imports(tree.body) if name.partition(".")[0] in KNOWN]
+    imported = list(_imports(tree.body))
+    found = [name for name in imported if name.partition(".")[0] in KNOWN]
+    if any(name.startswith(OUR_TRAINING) for name in imported) and "torch" in found:
+        found.append(f"{OUR_TRAINING}.kept")
     if any(name.partition(".")[0] in ("torch", "torchft") for name in found):
         found.append(ALWAYS_WITH_TORCH)
     return tuple(dict.fromkeys(found))

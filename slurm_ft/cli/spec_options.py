@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from slurm_ft import config
 from slurm_ft.agent.command import expand_titan, is_python, program_index
+from slurm_ft.env import KEEPER_MODES
 from slurm_ft.errors import SpecError, UsageError
 from slurm_ft.hostspec import HostSpec
 from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
@@ -55,6 +56,8 @@ _OPTIONS = (
                  help="A command that fails on a host unfit to train, such as `slurm-ft check`."),
     click.option("--gpu-cpus", default="", metavar="LISTS",
                  help="The CPUs next to each GPU, in the GPUs' order, as `0-7 8-15`."),
+    click.option("--keeper", type=click.Choice(list(KEEPER_MODES)), default="off", show_default=True,
+                 help="Keep the state of ranks in memory that outlives them."),
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set in every rank; repeatable."),
     click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing."),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
@@ -108,6 +111,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
             pairs(options["environment"]),
             options["zygote"],
             _signal_name(options["save_signal"]),
+            options["keeper"],
         ),
         replicas=replicas,
         spares=options["spares"],

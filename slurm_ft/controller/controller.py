@@ -31,6 +31,7 @@ from slurm_ft.controller import hurt, requests, returns, saving
 from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.deliveries import Deliveries, Verdict
+from slurm_ft.controller.keepers import Keepers
 from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.pace import Pace, hanging
@@ -127,6 +128,7 @@ class Controller:
         self._facts: dict[str, Any] = {}
         self._changed = asyncio.Event()
         self.supervisor = Supervisor(spec.policy, self, self._record, self._clock)
+        self._keepers = Keepers(paths, spec, launcher.allocation, self.supervisor.take)
 
     def _record(self, event: Event) -> None:
         if not self._tenure.may_act():
@@ -155,6 +157,7 @@ class Controller:
         self.supervisor.take(
             Kind.CONTROLLER_STARTED, pid=os.getpid(), host=host, endpoint=self._server.endpoint, adopted=adopted
         )
+        self._keepers.start(hosts)
         if adopted:
             self._adopt()
         loop = asyncio.get_running_loop()
@@ -204,6 +207,7 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
         self._steps.let_go()
+        self._keepers.let_go()
         self._server.close()
         return EXIT_DEPOSED
 
@@ -219,6 +223,7 @@ class Controller:
         self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t, "head_host": self._host}
         self._book.replay(events[starts[-1] :])
         self._deliveries.replay(events[starts[-1] :])
+        self._keepers.replay(events[starts[-1] :])
         self.supervisor.unsure = {r.id for r in self._before.replicas if r.state is State.PENDING}
         return True
 
@@ -269,6 +274,7 @@ class Controller:
             self.supervisor.take(Kind.ADOPTED, agents=self._peers.called)
 
     async def _end(self, code: int) -> int:
+        await self._keepers.end()
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_ft.agent.process import signal_name
+from slurm_ft.launch.helper import Allocation
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.hostlist import compress
 
@@ -106,7 +107,10 @@ class StepHandle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts steps, and finds those that an earlier controller has started."""
+    """Starts steps, and finds those that an earlier controller has started. On this machine there is no allocation."""
+
+    @property
+    def allocation(self) -> Allocation | None: ...
 
     def launch(self, request: Request) -> StepHandle:
         """Start a step. Raises LaunchError when not even its first process can be started."""

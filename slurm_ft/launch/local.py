@@ -22,6 +22,7 @@ from slurm_ft.agent.process import open_log
 from slurm_ft.errors import LaunchError
 from slurm_ft.launch import localstep
 from slurm_ft.launch.base import Ended, Request, Watched, exit_words
+from slurm_ft.launch.helper import Allocation
 
 
 def hosts(count: int) -> list[str]:
@@ -31,6 +32,8 @@ def hosts(count: int) -> list[str]:
 
 class LocalLauncher:
     """Starts steps on this machine."""
+
+    allocation: Allocation | None = None
 
     def launch(self, request: Request) -> LocalStep:
         argv = [sys.executable, localstep.__file__, *request.hosts, "--", *request.agent_argv()]

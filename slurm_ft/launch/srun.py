@@ -141,6 +141,7 @@ class SrunLauncher:
     """Starts steps in one allocation."""
 
     def __init__(self, allocation: Allocation) -> None:
+        self.allocation: Allocation | None = allocation
         self._allocation = allocation
         self._listing = Listing(allocation.job_id)
 

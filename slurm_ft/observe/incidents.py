@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, SPARE, Replica, RunState, State
 from slurm_ft.events import Event, Kind
+from slurm_ft.observe.words import state_words
 
 if TYPE_CHECKING:
     from slurm_ft.observe.ledger import Commit
@@ -49,6 +50,9 @@ class Incident:
     rung: str = ""
     outcome: str = "open"
     why: str = ""
+    source: str = ""
+    """Where the restarted ranks got their state: live, snapshot, peer or disk. Empty when they did not say."""
+    source_step: int | None = None
     survivor_commits: int = 0
     survivor_lost: dict[int, int] = field(default_factory=dict)
 
@@ -58,6 +62,11 @@ class Incident:
         if self.replica == HEAD:
             return "head"
         return str(self.replica) if self.rank is None else f"{self.replica}-{self.rank}"
+
+    @property
+    def state_words(self) -> str:
+        """Where its state came from, in words; empty when that was not said."""
+        return state_words({"source": self.source, "source_step": self.source_step}) if self.source else ""
 
     @property
     def lost(self) -> int:
@@ -188,6 +197,8 @@ class IncidentBook:
             return
         if kind is Kind.PHASE and data.get("phase") in ("imported", "joined", "healed"):
             incident.mark(str(data["phase"]), t)
+            if data.get("source"):  # the last word counts: a kept state that peers have passed is healed once more
+                incident.source, incident.source_step = str(data["source"]), data.get("source_step")
         elif kind is Kind.QUORUM:
             incident.mark("joined", t)
         elif commit is not None and commit.committed:

@@ -194,9 +194,10 @@ def incident_lines(incident: Incident, survivors: bool) -> list[str]:
     line = "  " + "  ".join(parts)
     if incident.outcome != "healed":
         line += f"  {OUTCOMES[incident.outcome]}" + (f": {incident.why}" if incident.why else "")
+    state = [f"      state from: {text.clean(incident.state_words)}"] if incident.source else []
     if not survivors:
-        return [text.clean(line)]
-    return [_kept(line) + f"   survivors lost {_lost_words(incident)}", _survivors(incident)]
+        return [text.clean(line), *state]
+    return [_kept(line) + f"   survivors lost {_lost_words(incident)}", *state, _survivors(incident)]
 
 
 def _kept(line: str) -> str:
@@ -309,6 +310,7 @@ def incident_json(incident: Incident) -> dict[str, Any]:
         "failed": text.iso(incident.failed),
         "stages": {name: text.rounded(incident.stages[name]) for name in STAGES if name in incident.stages},
         "rung": incident.rung,
+        "state": {"source": incident.source, "step": incident.source_step} if incident.source else None,
         "outcome": incident.outcome,
         "why": incident.why,
         "survivor_commits": incident.survivor_commits,

@@ -169,6 +169,24 @@ def _injected(data: Data) -> str:
     return f"injected {kind}: {fault.what}"
 
 
+SOURCES = {"live": "live memory", "snapshot": "a snapshot in memory", "peer": "a peer", "disk": "disk"}
+
+
+def state_words(data: Data) -> str:
+    """Where a restarted replica has its state from; `source` and `source_step` of a phase."""
+    source = str(data.get("source") or "peer")
+    step = data.get("source_step")
+    return SOURCES.get(source, source) + (f" (step {step})" if isinstance(step, int) else "")
+
+
+def _keeper(data: Data) -> str | None:
+    if data.get("what") == "started":
+        return None
+    hosts = data.get("hosts")
+    where = f" on {hostlist(hosts)}" if isinstance(hosts, list) and hosts else ""
+    return f"the keeper{where} {data.get('what', '?')}: {data.get('why', 'no reason given')}"
+
+
 def _stop(data: Data) -> str:
     return f"the run is being stopped: {data.get('why', 'no reason given')}"
 
@@ -199,7 +217,7 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.ADOPTED: lambda data: f"{plural(_count(data, 'agents'), 'agent')} reported to the new controller",
     Kind.STEP_LAUNCHED: _step_launched,
     Kind.RANKS_STARTED: _ranks_started,
-    Kind.PHASE: lambda data: "healed from a peer" if data.get("phase") == "healed" else None,
+    Kind.PHASE: lambda data: f"healed from {state_words(data)}" if data.get("phase") == "healed" else None,
     Kind.PROGRESSED: lambda data: f"attempt {data.get('attempt', '?')} trains",
     Kind.TORCHFT_ERROR: lambda data: f"rank {data.get('rank', '?')}: torchft reports {data.get('error', '?')}",
     Kind.RANK_FAILED: _rank_failed,
@@ -216,6 +234,7 @@ _WORDS: dict[Kind, Callable[[Data], str | None]] = {
     Kind.SAVE_REQUESTED: lambda data: f"the ranks are asked to save: {data.get('why', 'no reason given')}",
     Kind.SAVE_ENDED: _save_ended,
     Kind.INJECTED: _injected,
+    Kind.KEEPER: _keeper,
     Kind.NOTE: lambda data: str(data.get("text", "")),
     Kind.RUN_ENDED: _run_ended,
 }

@@ -129,7 +129,7 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         super()._apply_pending_state_dict()
         self.heals += arrived
         if arrived:
-            report_phase("healed")
+            report_phase("healed", source="peer", step=self.current_step())
 
 
 class DistributedDataParallel(torchft.DistributedDataParallel):  # type: ignore[misc]

@@ -135,9 +135,12 @@ def report(step: int, loss: float | None = None, tokens: int | None = None, phas
             at_step(step)
 
 
-def report_phase(phase: str) -> None:
+def report_phase(phase: str, source: str | None = None, step: int | None = None) -> None:
     """Report a phase by itself. A word of the script's own choosing; `imported`, `joined`, `healed` and
-    `train` are known to the report's time line."""
+    `train` are known to the report's time line.
+
+    With `healed`: where the state came from (`live`, `snapshot`, `peer` or `disk`), and of which step it is.
+    """
     here = channel()
     if here is not None:
-        here.send("progress", phase=phase)
+        here.send("progress", phase=phase, source=source, source_step=step)

@@ -29,7 +29,7 @@ MODES = {"diloco": "diloco", "local-sgd": "local_sgd", "per-step": None}
 
 # What a process may import ahead that is to be forked into ranks of this command. The rest, in this order, asks
 # for a GPU while it is imported, which must not happen before a fork: it is for hosts without one.
-PRELOAD = ("torch", "torch._dynamo", "torchft.local_sgd", "datasets", "tokenizers")
+PRELOAD = ("torch", "torch._dynamo", "torchft.local_sgd", "slurm_ft.train.kept", "datasets", "tokenizers")
 PRELOAD_WITHOUT_GPU = (*PRELOAD, "slurm_ft.train.titan_cpu", "slurm_ft.train.config_registry")
 
 EPILOG = """

@@ -61,7 +61,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from slurm_ft import env
 from slurm_ft.errors import UsageError
-from slurm_ft.train import ft, save, survivors, titan_save
+from slurm_ft.train import ft, save, survivors, titan_keep, titan_save
 from slurm_ft.train.progress import report, report_phase
 
 logger = logging.getLogger(__name__)
@@ -424,8 +424,9 @@ class TextLoader(BaseDataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         while True:
-            yield self.batch(self._number)
-            self._number += 1
+            number = self._number
+            self._number += 1  # before the yield: what comes after it runs only after the next seek
+            yield self.batch(number)
 
     def state_dict(self) -> State:
         return {"number": self._number}
@@ -478,6 +479,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         self._heals_before_sync = 0
         self._quorum_told = -1
         self._sync: Any = None
+        self._keeping: titan_keep.Keeping
         self._kept: tuple[Any, dict[str, torch.Tensor]] | None = None
         self._saver = save.saver()
         self._show = self.metrics_processor.log
@@ -498,6 +500,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def _heals(self) -> int:
         return self.manager.heals if self.manager else 0
+
+    @property
+    def loader_follows_step(self) -> bool:
+        """Does the loader need no state of its own?"""
+        return isinstance(self.dataloader, TextLoader)
 
     @property
     def manager(self) -> ft.Manager | None:
@@ -537,6 +544,19 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                 return "together"
             time.sleep(POLL_SECONDS)
 
+    def _passed(self) -> bool:
+        """Whether peers have synchronised without this replica since the state that it goes on from: then its own
+        work since is lost, and the sooner it asks for theirs the better."""
+        manager = self.manager
+        if manager is None:
+            return False
+
+        def behind() -> bool:
+            view = ft.view_lighthouse(ft.lighthouse_url())
+            return view is not None and any(view.members[name] > manager.current_step() for name in view.training)
+
+        return self._of_rank_0("passed", behind) == "True"
+
     def _semi_sync(self) -> Any:
         """torchft's context for DiLoCo or local SGD; None in per-step mode or without torchft."""
         spec = self.config.model_spec
@@ -573,19 +593,20 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def train(self) -> None:
         """Train to the last step. Returns when it is committed, or when the run turns out to be over."""
-        self.checkpointer.load(step=self.config.checkpoint.load_step)
-        self._committed_step = self._first_step = self.step
         start = self._start()
         if start == "over":
             logger.info("another replica has finished the run; nothing is left to do")
             return
-        logger.info("training starts at step %d, %s", self.step + 1, start)
         with contextlib.ExitStack() as stack:
+            self._sync = stack.enter_context(self._semi_sync())
+            self._keeping = titan_keep.Keeping(self)
+            if self._keeping.restore() and start == "late" and not self._passed():
+                start = "together"  # it takes up its own work where it was
+            logger.info("training starts at step %d, %s", self.step + 1, start)
             leaf = f"replica_{self.place.replica}" if self.place.fault_tolerant else ""
             profiler = stack.enter_context(
                 self.config.profiler.build(global_step=self.step, base_folder=self.config.dump_folder, leaf_folder=leaf)
             )
-            self._sync = stack.enter_context(self._semi_sync())
             if start == "late":
                 self._join_at_next_sync()
             else:
@@ -593,6 +614,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self._loop(start, profiler)
         if self.step >= self.config.training.steps:
             mark_end(self.place, self.config.training.steps)
+            self._keeping.close()
         self._meet_ranks()
 
     def _resume(self) -> None:
@@ -643,7 +665,10 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self.step += 1
             self.gc_handler.run(self.step)
             try:
-                self.train_step(batches)
+                if self._keeping.pending:
+                    self._keeping.finish_pending()
+                else:
+                    self.train_step(batches)
             except DataloaderExhaustedError:
                 logger.warning("the data ended before step %d", self.step)
                 return
@@ -652,6 +677,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                     logger.info("another replica has finished the run; this one stops at step %d", self.step)
                     return
                 late = False
+            self._keeping.settled()
             profiler.step()
 
     def _left_behind(self, late: bool) -> bool:
@@ -666,7 +692,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def train_step(self, data_iterator: Any) -> None:
         """One step, its synchronisation included; reports it."""
-        if isinstance(self.dataloader, TextLoader):
+        if self.loader_follows_step:
             self.dataloader.seek((self.step - 1) * self.gradient_accumulation_steps)
         self._logged = None
         report(self.step)  # a commit that comes in this step is of this step

@@ -77,10 +77,12 @@ class Run:
         """Begin it with `slurm-ft run`."""
         return self._begin(self.argv(*options, command=command))
 
-    def start_with(self, policy: Policy, replicas: int = 1, ranks: int = 1, command: Sequence[str] = ()) -> Run:
+    def start_with(
+        self, policy: Policy, replicas: int = 1, ranks: int = 1, command: Sequence[str] = (), keeper: str = "off"
+    ) -> Run:
         """Begin it with a policy that the command line does not offer."""
         command = tuple(command) or (PYTHON, str(self.program))
-        spec = RunSpec("train", ReplicaSpec(command, 1, ranks), replicas, cluster="local", policy=policy)
+        spec = RunSpec("train", ReplicaSpec(command, 1, ranks, keeper=keeper), replicas, cluster="local", policy=policy)
         open_run(self.paths, spec.validate())
         return self._begin([PYTHON, "-m", "slurm_ft.submit.local_run", str(self.paths.root), "L1"])
 

@@ -298,7 +298,10 @@ def loader(folder: str) -> None:
     one, again, other, reseeded = made(0), made(0), made(1), made(0, seed=2)
     first = [next(iter_) for iter_ in [iter(one)] for _ in range(5)]
     again.seek(3)
-    inputs, labels = next(iter(again))
+    batches = iter(again)
+    inputs, labels = next(batches)
+    again.seek(1)  # in the middle of an iteration too the next batch is the one of that number
+    assert torch.equal(next(batches)[0]["input"], first[1][0]["input"])
     assert torch.equal(inputs["input"], first[3][0]["input"]) and torch.equal(labels, first[3][1])
     assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
     assert not torch.equal(next(iter(reseeded))[0]["input"], first[0][0]["input"])

@@ -13,8 +13,8 @@ DistributedDataParallel: torchft's hook asks a failed reduction for a future tha
 survivor dies of an AssertionError. Here the hook hands back the bucket, whatever it holds: the Manager knows
 of the error and lets no optimizer step on it.
 
-Also here: a checkpoint server that gives peers an address which other hosts can reach, and a reader of the
-Lighthouse's status page.
+Also here: `PeerTransport`, a checkpoint transport that is fast and asks for the run's secret; and a reader of
+the Lighthouse's status page.
 """
 
 # Annotations are not postponed here: DistributedDataParallel checks those of its hook.
@@ -32,9 +32,9 @@ import torch
 import torch.distributed
 import torchft
 import torchft.manager
-from torchft.checkpointing import HTTPTransport
 
 from slurm_ft.train.progress import report_phase
+from slurm_ft.train.transport import PeerTransport as PeerTransport
 
 FRESH_SECONDS = 0.8  # heartbeats come every 0.1 s; a rank forked anew is back after about a second
 
@@ -57,18 +57,6 @@ def own_address(environ: Mapping[str, str]) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
-
-
-class CheckpointServer(HTTPTransport):  # type: ignore[misc]
-    """torchft's HTTP transport, which tells peers `host` rather than the bare host name of this machine."""
-
-    def __init__(self, host: str, timeout: timedelta, num_chunks: int = 0) -> None:
-        self._host = f"[{host}]" if ":" in host else host
-        super().__init__(timeout=timeout, num_chunks=num_chunks)
-
-    def address(self) -> str:
-        port = self._server.socket.getsockname()[1]
-        return f"http://{self._host}:{port}/checkpoint/"
 
 
 class _FirstErrorLogger(torchft.manager._ManagerLogger):  # type: ignore[misc]
@@ -120,6 +108,10 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         super().start_quorum(*args, **kwargs)
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
+        """As torchft's. Raises RuntimeError when the state is half a peer's and there is no peer to mend it:
+        this rank has to start again."""
+        if getattr(self._checkpoint_transport, "torn", False) and self.errored() is None:
+            raise RuntimeError("a transfer broke, the state here is half the peer's, and no peer has it any more")
         self.committed = bool(super().should_commit(timeout=timeout))
         self.syncs += 1
         return self.committed

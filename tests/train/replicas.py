@@ -21,6 +21,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from slurm_ft.channel import make_keys
+from slurm_ft.paths import RunPaths
+
 DEADLINE = 60.0
 Event = dict[str, Any]
 
@@ -93,6 +96,9 @@ class Run:
         port = self.lighthouse.address().rpartition(":")[2]
         self.url = f"http://127.0.0.1:{port}"
         self.folder, self.replicas = folder, replicas
+        paths = RunPaths(folder)
+        paths.create()
+        make_keys(paths)
         self.agent = Agent()
         self.processes: list[Any] = []
         self._starts = 0

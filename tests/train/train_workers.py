@@ -91,7 +91,7 @@ def _manager(kind: str, pg_seconds: float = 10.0, **named: Any) -> Any:
         min_replica_size=1, timeout=limit, quorum_timeout=limit, connect_timeout=limit,
         rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port, hostname="127.0.0.1",
         replica_id=f"replica_{os.environ['REPLICA_GROUP_ID']}",
-        checkpoint_transport=ft.CheckpointServer("127.0.0.1", limit),
+        checkpoint_transport=ft.PeerTransport(limit, host="127.0.0.1"),
         **{**settings, **named},
     )  # fmt: skip
 
@@ -400,9 +400,6 @@ def addresses() -> None:
     assert ft.own_address({"MASTER_ADDR": "127.0.0.1", **away}) == "127.0.0.1"
     assert ft.own_address({"MASTER_ADDR": "no.such.host.invalid", **away}) == socket.gethostname()
     assert ft.own_address({}) == socket.gethostname()
-    server = ft.CheckpointServer("::1", timedelta(seconds=5))
-    assert server.metadata().startswith("http://[::1]:")
-    server.shutdown(wait=False)
     assert ft.read_status("<html>something else</html>") == ft.LighthouseView()
 
 

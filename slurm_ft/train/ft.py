@@ -9,6 +9,9 @@ that keeps gloo's sockets open. torchft waits for the next quorum to do so; unti
 a ring neighbour of the dead one keeps waiting for data from a healthy peer that has given up, up to the
 group's time-out. Closed sockets carry the news round the ring in milliseconds.
 
+A rank that an agent starts again takes up the name it had in the quorum (see `Manager`), so nobody waits for
+the heartbeat of the dead one to grow old.
+
 DistributedDataParallel: torchft's hook asks a failed reduction for a future that was never made, and the
 survivor dies of an AssertionError. Here the hook hands back the bucket, whatever it holds: the Manager knows
 of the error and lets no optimizer step on it.
@@ -18,14 +21,17 @@ the Lighthouse's status page.
 """
 
 # Annotations are not postponed here: DistributedDataParallel checks those of its hook.
+import contextlib
 import os
 import re
 import socket
 import threading
 import urllib.request
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,6 +39,7 @@ import torch.distributed
 import torchft
 import torchft.manager
 
+from slurm_ft import env
 from slurm_ft.train.progress import report_phase
 from slurm_ft.train.transport import PeerTransport as PeerTransport
 
@@ -59,6 +66,21 @@ def own_address(environ: Mapping[str, str]) -> str:
         return socket.gethostname()
 
 
+@contextlib.contextmanager
+def _own_name(agent: str) -> Iterator[None]:
+    """Within, what torchft takes for a new UUID is the same for all starts by this agent."""
+    if not agent:
+        yield
+        return
+    whole = torchft.manager.uuid
+    same = uuid.uuid5(uuid.NAMESPACE_OID, agent)
+    torchft.manager.uuid = SimpleNamespace(uuid4=lambda: same)
+    try:
+        yield
+    finally:
+        torchft.manager.uuid = whole
+
+
 class _FirstErrorLogger(torchft.manager._ManagerLogger):  # type: ignore[misc]
     """One dead peer fails one operation per parameter: the first traceback of a step says it all."""
 
@@ -68,7 +90,13 @@ class _FirstErrorLogger(torchft.manager._ManagerLogger):  # type: ignore[misc]
 
 
 class Manager(torchft.Manager):  # type: ignore[misc]
-    """torchft's Manager that leaves the group on the first error of a step.
+    """torchft's Manager that leaves the group on the first error of a step, and keeps its name.
+
+    torchft gives each start of a replica a new name. The Lighthouse then holds the next quorum back until the
+    heartbeat of the old name is too old: a second by default. An agent starts a rank again only when the old
+    process has ended, so all starts by one agent can have one name: with it the quorum is complete at once.
+    The first request of a start says that a step was not committed, which has the Lighthouse give a new
+    quorum id: without it the others would keep the group in which the dead process is.
 
     `heals` counts the states loaded from a peer, `syncs` the votes on a commit, `committed` tells how the
     last vote ended.
@@ -81,7 +109,10 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         self.syncs = 0
         self.committed = False
         self._left: object = None
-        super().__init__(*args, **kwargs)
+        name_is_kept = os.environ.get(env.SOCKET, "")
+        with _own_name(name_is_kept):
+            super().__init__(*args, **kwargs)
+        self._commit_failures = 1 if name_is_kept else 0
         name = self._logger._replica_id
         self._logger = _FirstErrorLogger(manager=self, replica_id=name, group_rank=self._group_rank)
 

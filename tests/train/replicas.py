@@ -59,12 +59,16 @@ class Agent:
 
     def _serve(self, server: socket.socket, who: dict[str, int]) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = server.accept()
-            with connection:
-                while packet := connection.recv(65536):
-                    with self._changed:
-                        self.events.append({**json.loads(packet), **who})
-                        self._changed.notify_all()
+            while True:
+                connection, _ = server.accept()
+                threading.Thread(target=self._hear, args=(connection, who), daemon=True).start()
+
+    def _hear(self, connection: socket.socket, who: dict[str, int]) -> None:
+        with contextlib.suppress(OSError), connection:
+            while packet := connection.recv(65536):
+                with self._changed:
+                    self.events.append({**json.loads(packet), **who})
+                    self._changed.notify_all()
 
     def wait(self, wanted: Callable[[Event], bool], seconds: float = DEADLINE, count: int = 1) -> list[Event]:
         """Wait until `count` events are as wanted; returns them all. Fails the test at the deadline."""
@@ -103,8 +107,11 @@ class Run:
         self.processes: list[Any] = []
         self._starts = 0
 
-    def start(self, work: Callable[..., None], *arguments: Any, replica: int, ranks: int = 1) -> list[Any]:
-        """Start all ranks of a replica; `work(*arguments)` runs in each. Returns their processes."""
+    def start(
+        self, work: Callable[..., None], *arguments: Any, replica: int, ranks: int = 1, agent: str = ""
+    ) -> list[Any]:
+        """Start all ranks of a replica; `work(*arguments)` runs in each. Returns their processes. Starts that
+        are given one `agent`, an address of `self.agent.listen`, are by one agent."""
         self._starts += 1
         port, started = free_port(), []
         for rank in range(ranks):
@@ -114,7 +121,7 @@ class Run:
                 "TORCHFT_LIGHTHOUSE": self.url, "REPLICA_GROUP_ID": str(replica),
                 "NUM_REPLICA_GROUPS": str(self.replicas), "SLURM_FT_RUN": str(self.folder),
                 "SLURM_FT_REPLICA": str(replica), "SLURM_FT_ATTEMPT": str(self._starts),
-                "SLURM_FT_SOCKET": self.agent.listen(replica=replica, attempt=self._starts, rank=rank),
+                "SLURM_FT_SOCKET": agent or self.agent.listen(replica=replica, attempt=self._starts, rank=rank),
             }  # fmt: skip
             log = os.path.join(self.folder, f"{replica}.{self._starts}.{rank}.log")
             process = CONTEXT.Process(target=_child, args=(environment, log, work, arguments), daemon=True)

@@ -389,6 +389,19 @@ def run_ends(folder: str) -> None:
     titan_ft.mark_end(titan_ft.Place(), 10)  # no run folder: nothing happens
 
 
+def commits() -> None:
+    """Commits steps for ever, with whoever is there."""
+    import torch
+
+    manager = _manager("mended", 5.0, state_dict=lambda: {"x": torch.ones(3)}, load_state_dict=len)
+    while True:
+        manager.start_quorum()
+        manager.allreduce(torch.ones(3)).wait()
+        if manager.should_commit():
+            send("committed", pid=os.getpid(), world=manager.num_participants(), quorum=manager._quorum_id)
+        time.sleep(0.02)
+
+
 def addresses() -> None:
     """The first host of a replica is known by MASTER_ADDR; another one by the way it would go there."""
     import socket

@@ -150,10 +150,6 @@ def make_manager(options: argparse.Namespace, replica: int, work: Work, step: di
 
 def run_torchft(options: argparse.Namespace, log: Log, replica: int) -> None:
     work = Work(options, replica)
-    if options.ours:  # as a script that wants to lose nothing: AdamW's state must be there to be written in place
-        from torch.distributed.checkpoint.state_dict import _init_optim_state
-
-        _init_optim_state(work.optimizer)
     step = {"step": 0}
     manager = make_manager(options, replica, work, step)
     log("joined")

@@ -134,6 +134,18 @@ class OwnRun(Run):
     """A run of slurm-ft; `hurt` breaks a replica in the way that leads to the rung that is measured."""
 
     hurt: Callable[[OwnRun, int], None] | None = None
+    cluster: DevCluster | None = None
+
+    def end(self) -> None:
+        if self.cluster is not None and not self.over:  # the end of `submit` is not the end of its job
+            environ = self.cluster.environ
+            subprocess.run(["scancel", "--full", f"--user={os.getuid()}"], env=environ, check=False)
+            give_up = time.monotonic() + 30
+            while subprocess.run(["squeue", "-h"], env=environ, capture_output=True).stdout.strip():
+                if time.monotonic() > give_up:
+                    break
+                time.sleep(0.1)
+        super().end()
 
     def events(self, kind: Kind, replica: int) -> list[Event]:
         found = events.read(self.folder / "run" / "events.jsonl")
@@ -192,7 +204,7 @@ def _own(*options: str, hurt: Callable[[OwnRun, int], None] | None = None) -> Ca
         else:
             submit = ["slurm-ft", "submit", "--local-run-dir", "--runs", str(folder / "runs"), "--time", "30"]
             run = OwnRun(folder, setting, [*submit, *common, *program], **_cluster_only(world.cluster))
-        run.hurt = hurt
+        run.hurt, run.cluster = hurt, world.cluster
         return run
 
     return start

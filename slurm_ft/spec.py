@@ -68,6 +68,7 @@ class Policy:
 
     `in_place` and `step` are the budgets of rungs 1 and 2. The first repair is not delayed; after n failures
     without progress in between, one waits for `backoff` x 2^(n-2), at most `backoff_max`.
+    `launches_at_once` is how many steps may be on their way up at the same time (scripts/bench/launch).
     `launch_timeout` bounds the time from starting a step until its agents have reported.
     `kill_grace` lies between TERM and KILL when a broken replica is cleared, `stop_grace` when the run is
     stopped and may want to save. An agent that is silent for `agent_timeout` is lost.
@@ -82,6 +83,7 @@ class Policy:
     step: Budget = Budget(2, 1800.0)
     backoff: float = 1.0
     backoff_max: float = 30.0
+    launches_at_once: int = 16
     launch_timeout: float = 120.0
     kill_grace: float = 5.0
     stop_grace: float = 30.0
@@ -98,6 +100,8 @@ class Policy:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 found.append((f"{name} is {getattr(self, name)}", "give a time in seconds above 0"))
+        if self.launches_at_once < 1:
+            found.append((f"launches_at_once is {self.launches_at_once}", "one at least"))
         if self.hang_after < 0:
             found.append((f"--hang-after is {self.hang_after}", "a time in seconds, or 0 to turn it off"))
         if not 0 <= self.backoff <= self.backoff_max:

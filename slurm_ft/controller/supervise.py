@@ -101,8 +101,14 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
     doomed = _doom(state, policy)
     actions: list[Action] = []
     spares = state.spares
+    room = policy.launches_at_once - sum(r.state is State.LAUNCHING for r in state.replicas)
     for replica in state.replicas:
         action, reasons[replica.id] = _choose(now, replica, replace(state, spares=spares), policy, doomed)
+        if isinstance(action, LaunchStep):
+            room -= 1
+            if room < 0:
+                action = None
+                reasons[replica.id] = f"its step waits: {policy.launches_at_once} others are being started"
         if action is not None:
             actions.append(action)
         if isinstance(action, TakeSpare):

@@ -116,6 +116,11 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         name = self._logger._replica_id
         self._logger = _FirstErrorLogger(manager=self, replica_id=name, group_rank=self._group_rank)
 
+    def receive_in_place(self) -> None:
+        """Have our PeerTransport write a peer's state over this rank's own, where it fits. Call it once, before
+        the first step."""
+        self._checkpoint_transport.into = self._manager_state_dict
+
     def report_error(self, e: Exception) -> None:
         first = self.errored() is None
         super().report_error(e)  # has taken down the traceback as text

@@ -252,7 +252,6 @@ class FTManager(TorchFTManager):  # type: ignore[misc]
             raise UsageError(f"fault_tolerance.process_group {config.process_group!r} is not known", f"use {known}")
         limit = timedelta(seconds=config.timeout_s)
         address = ft.own_address(os.environ)
-        transport: ft.PeerTransport[Any] = ft.PeerTransport(limit, host=address)
         self._manager = ft.Manager(
             pg=self._GROUPS[config.process_group](timeout=timedelta(milliseconds=config.process_group_timeout_ms)),
             min_replica_size=config.min_replica_size,
@@ -265,10 +264,10 @@ class FTManager(TorchFTManager):  # type: ignore[misc]
             connect_timeout=timedelta(seconds=min(config.timeout_s, 30.0)),
             heartbeat_interval=timedelta(milliseconds=config.heartbeat_interval_ms),
             hostname=address,
-            checkpoint_transport=transport,
+            checkpoint_transport=ft.PeerTransport(limit, host=address),
             replica_id=f"replica_{config.replica_id}",
         )
-        transport.into = self._manager._manager_state_dict
+        self._manager.receive_in_place()
         if per_step:
             self.replicate_pg = torchft.process_group.ManagedProcessGroup(self._manager)
             self.replicate_pg.register("dp_replicate")

@@ -136,9 +136,8 @@ def make_manager(options: argparse.Namespace, replica: int, work: Work, step: di
     if options.ours:
         from slurm_ft.train import ft
 
-        transport: Any = ft.PeerTransport(LIMIT, host="127.0.0.1")
-        manager = ft.Manager(checkpoint_transport=transport, **settings)
-        transport.into = manager._manager_state_dict
+        manager = ft.Manager(checkpoint_transport=ft.PeerTransport(LIMIT, host="127.0.0.1"), **settings)
+        manager.receive_in_place()
         return manager
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     transport = HTTPTransport(timeout=LIMIT, num_chunks=0)

@@ -23,6 +23,8 @@ import time
 STARTED = time.monotonic()
 
 import argparse  # noqa: E402
+import contextlib  # noqa: E402
+import importlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -147,6 +149,30 @@ def make_manager(options: argparse.Namespace, replica: int, work: Work, step: di
     return manager
 
 
+class Counter:
+    """The step as a part of what a keeper holds."""
+
+    def __init__(self, step: dict[str, int]) -> None:
+        self._step = step
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._step)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._step.update(state)
+
+
+def keeping(work: Work, manager: torchft.Manager, step: dict[str, int], sync: Any = None) -> Any:
+    """A context for each optimizer step, which keeps the state in memory that outlives this process. Where the
+    run has no keeper it does nothing. Goes on from what the process before has left."""
+    if not os.environ.get("SLURM_FT_KEEPER"):
+        return contextlib.nullcontext
+    keep = importlib.import_module("slurm_ft.train").keep
+    kept = keep(work.model, work.optimizer, extra={"step": Counter(step)}, manager=manager, sync=sync)
+    kept.restore()
+    return kept.step
+
+
 def run_torchft(options: argparse.Namespace, log: Log, replica: int) -> None:
     work = Work(options, replica)
     step = {"step": 0}
@@ -160,6 +186,7 @@ def run_torchft(options: argparse.Namespace, log: Log, replica: int) -> None:
 
 def train_ddp(options: Any, log: Log, work: Work, manager: torchft.Manager, step: dict[str, int]) -> None:
     """Every step is averaged and voted on."""
+    kept_step = keeping(work, manager, step)
     while step["step"] < options.steps:
         manager.start_quorum()
         number = step["step"] + 1
@@ -175,8 +202,9 @@ def train_ddp(options: Any, log: Log, work: Work, manager: torchft.Manager, step
         for gradient in work.gradients():
             gradient.copy_(flat[place : place + gradient.numel()].view_as(gradient))
             place += gradient.numel()
-        work.optimizer.step()
-        step["step"] = number
+        with kept_step():
+            work.optimizer.step()
+            step["step"] = number
         log("commit", number)
 
 
@@ -185,7 +213,8 @@ def train_diloco(options: Any, log: Log, work: Work, manager: torchft.Manager, s
     outer = torch.optim.SGD(work.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     inner = work.optimizer
     with DiLoCo(manager, [work.model], inner, outer, options.sync, pin_memory=False) as context:
-        if options.ours and int(os.environ.get("SLURM_FT_ATTEMPT", "1")) > 1:
+        kept_step = keeping(work, manager, step, context)
+        if options.ours and int(os.environ.get("SLURM_FT_ATTEMPT", "1")) > 1 and step["step"] == 0:
             # One that starts again asks for the state at once, not after an interval that is thrown away.
             context._local_step = options.sync - 1
         while step["step"] < options.steps:
@@ -194,7 +223,8 @@ def train_diloco(options: Any, log: Log, work: Work, manager: torchft.Manager, s
             work.backward(number)
             work.pace()
             log("step", number)
-            inner.step()
+            with kept_step():
+                inner.step()
             # One that was healed within `step` has taken its peers' place in the data.
             step["step"] = manager.current_step() * options.sync + context._local_step
             if manager.current_step() > before:

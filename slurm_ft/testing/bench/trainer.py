@@ -214,6 +214,7 @@ def train_diloco(options: Any, log: Log, work: Work, manager: torchft.Manager, s
     inner = work.optimizer
     with DiLoCo(manager, [work.model], inner, outer, options.sync, pin_memory=False) as context:
         kept_step = keeping(work, manager, step, context)
+        step["step"] = manager.current_step() * options.sync + context._local_step
         if options.ours and int(os.environ.get("SLURM_FT_ATTEMPT", "1")) > 1 and step["step"] == 0:
             # One that starts again asks for the state at once, not after an interval that is thrown away.
             context._local_step = options.sync - 1

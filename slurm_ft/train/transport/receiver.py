@@ -1,7 +1,7 @@
 """The getting end: all chunks of a step from one donor, over several connections, into place.
 
-Each connection has a thread that takes the next missing chunk, asks for it, and asks for one more before the
-answer is there, so the donor never waits for a question. A chunk counts when its digest is right. A
+Each connection has a thread that takes the next missing chunk, asks for it, and asks for more before the
+answer is there, so the donor does not wait for a question. A chunk counts when its digest is right. A
 connection that breaks gives its chunks back and is made again; when the donor is gone, what has arrived is
 kept, and the next donor is asked only for the rest.
 """
@@ -20,8 +20,8 @@ from slurm_ft.train.transport import wire
 from slurm_ft.train.transport.donor import digest
 from slurm_ft.train.transport.tree import Row, Skeleton, put_together
 
-AHEAD = 2
-"""Questions under way on one connection."""
+AHEAD = 16
+"""Questions under way on one connection: on a busy host the donor has work for as long as we are not scheduled."""
 TRIES = 3
 """Connections in a row that bring nothing before a donor counts as gone."""
 PAUSE = 0.1

@@ -33,6 +33,7 @@ CHUNK = struct.Struct("<BQ16s")
 SAME, SENT = 0, 1
 NOTHING = bytes(16)
 LENGTH = struct.Struct("<Q")
+TIMEVAL = struct.Struct("@ll")
 MESSAGE_LIMIT = 1 << 28
 """Bytes of a message. The largest is the skeleton of a state: about 100 bytes a tensor."""
 PIECES = 512
@@ -56,20 +57,27 @@ class Connection:
     """A stream whose every wait ends at `deadline` (time.monotonic) or after `stall` seconds without a byte.
 
     Raises TimeoutError at the deadline and PeerGone for a peer that is silent or gone.
+
+    The kernel keeps the time (SO_RCVTIMEO), so a whole chunk is one system call. Python's own time-outs would
+    make it hundreds, each of which waits for the interpreter's lock and, on a busy host, for a processor.
     """
 
     def __init__(self, stream: socket.socket, deadline: float, stall: float) -> None:
         self.stream, self.deadline, self.stall = stream, deadline, stall
+        stream.settimeout(None)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _arm(self) -> None:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("no time is left for this transfer")
-        self.stream.settimeout(min(left, self.stall))
+        seconds, fraction = divmod(max(min(left, self.stall), 0.001), 1.0)
+        limit = TIMEVAL.pack(int(seconds), int(fraction * 1e6))
+        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def _broken(self, error: OSError) -> Exception:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, BlockingIOError):  # the kernel's word for a time-out
             if time.monotonic() >= self.deadline:
                 return TimeoutError("the transfer did not end in time")
             return PeerGone(f"the peer was silent for {self.stall:g} s")

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_ft.errors import LaunchError
+from slurm_ft.testing.devcluster_config import find_programs
+
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
 needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="needs slurm-ft[train]")
@@ -45,3 +48,24 @@ def test_transport_measures_every_way(tmp_path):
     times = json.loads(figures.read_text())["seconds"]
     assert len(times) == 5 and all(len(seconds) == 1 for seconds in times.values())
     assert all(way in out for way in times)
+
+
+@needs_torchft
+def test_the_floor_of_this_machine_is_measured(tmp_path):
+    figures = tmp_path / "out.json"
+    out, _ = run("floor", "--mib", "1", "--repeat", "2", "--json", str(figures))
+    seconds = json.loads(figures.read_text())["seconds"]
+    assert set(seconds) == {"fork", "map", "touch", "quorum"} and all(min(times) > 0 for times in seconds.values())
+    assert "fork + map + quorum" in out
+
+
+def test_launching_many_steps_is_measured_on_a_real_slurm(tmp_path):
+    try:
+        find_programs()
+    except LaunchError as error:
+        pytest.skip(f"{error.message} ({error.hint})")
+    figures = tmp_path / "out.json"
+    run("launch", "--quick", "--json", str(figures))
+    found = json.loads(figures.read_text())["figures"]
+    assert set(found) == {"an srun each, 4 at once", "one srun for all"}
+    assert all(one["all"] > 0 and one["again"] > 0 for [one] in found.values())

@@ -39,7 +39,7 @@ def test_a_survivor_that_stood_still_lost_the_time_and_one_that_went_back_lost_t
 def test_only_steps_that_were_committed_by_their_process_count():
     lines = [
         *steps(0, 1, 1, 5, 0.0), Line(0.5, 1, 0, "commit", 5), *steps(0, 1, 6, 3, 0.6),
-        *steps(0, 2, 6, 5, 2.0), Line(3.0, 2, 0, "commit", 10), Line(3.1, 2, 0, "end", 10),
+        *steps(0, 2, 4, 7, 2.0), Line(3.0, 2, 0, "commit", 10), Line(3.1, 2, 0, "end", 10),
     ]  # fmt: skip
     assert log.useful_steps(lines) == 10
     assert log.whole(lines, 1) == log.Whole(3.1, 10, 1)

@@ -90,14 +90,15 @@ def survivor_loss(lines: Sequence[Line], replica: int, killed: float, window: in
 
 
 def useful_steps(lines: Iterable[Line]) -> int:
-    """Steps of all replicas whose work was committed: those between a process's commits, each counted once."""
-    total, open_steps = 0, dict[int, set[int]]()
+    """Steps of all replicas whose work was committed: those between a process's commits. A step that a replica
+    commits again, after going back to a checkpoint, counts once."""
+    done, open_steps = set[tuple[int, int]](), dict[int, set[int]]()
     for line in lines:
         if line.what == "step":
             open_steps.setdefault(line.pid, set()).add(line.step)
         elif line.what == "commit":
-            total += len(open_steps.pop(line.pid, ()))
-    return total
+            done.update((line.replica, step) for step in open_steps.pop(line.pid, ()))
+    return len(done)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ SPARE_CHECK = "SLURM_FT_SPARE_CHECK"
 LINES = "SLURM_FT_LINES"
 OPTIONS = "SLURM_FT_OPTIONS"
 CHAIN = "SLURM_FT_CHAIN"
+TRANSPORT_KEY = "SLURM_FT_TRANSPORT_KEY"
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
@@ -96,6 +97,7 @@ VARIABLES = (
     Variable("SLURM_FT_NATIVE", "user", "at install: auto (build the native libraries if possible), required, off"),
     Variable("SLURM_FT_NATIVE_LIB", "user", "the folder of the native libraries; the package's own by default"),
     Variable(ADDRESS, "user", "the address on which the head listens; Slurm's NodeAddr by default"),
+    Variable(TRANSPORT_KEY, "user", "a file with the secret of the checkpoint transport, where no run of slurm-ft is"),
     Variable(SITE, "user", "the site's settings: a file, or a shipped profile's name (slurm-ft config --profiles)"),
     Variable(PARTITION, "user", "stands for --partition; SBATCH_PARTITION does too"),
     Variable(ACCOUNT, "user", "stands for --account; SBATCH_ACCOUNT does too"),

@@ -51,6 +51,7 @@ class RunPaths:
         self.secret = self.root / "secret"
         self.endpoint = self.secret / "endpoint"
         self.lighthouse = self.secret / "lighthouse"
+        self.transport_secret = self.secret / "agent.key_secret"
         self.control = self.root / "control"
         self.errors = self.root / "errors"
         self.hosts = self.root / "hosts"

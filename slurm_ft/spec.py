@@ -76,6 +76,7 @@ class Policy:
     replica, a host may have before a spare takes its place. `same_failures` times the same failure at the same
     step in most replicas end the run; 0 turns that off. The first repair is not delayed; after n failures
     without progress in between, one waits for `backoff` x 2^(n-2), at most `backoff_max`.
+    `launches_at_once` is how many steps may be on their way up at the same time (scripts/bench/launch).
     `launch_timeout` bounds the time from starting a step until its agents have reported.
     Ranks that can save have `save_within` for it before a stop. After that, `stop_grace` lies between TERM and
     KILL; `kill_grace` when a broken replica is cleared. An agent that is silent for `agent_timeout` is lost.
@@ -95,6 +96,7 @@ class Policy:
     same_failures: int = 3
     backoff: float = 1.0
     backoff_max: float = 30.0
+    launches_at_once: int = 16
     launch_timeout: float = 120.0
     kill_grace: float = 5.0
     stop_grace: float = 30.0
@@ -123,6 +125,8 @@ class Policy:
         if self.head_timeout < LEAST_HEAD_TIMEOUT:
             found.append((f"head_timeout is {self.head_timeout}", f"{LEAST_HEAD_TIMEOUT:g} s at least: a controller "
                           "that has crashed is started again in less"))  # fmt: skip
+        if self.launches_at_once < 1:
+            found.append((f"launches_at_once is {self.launches_at_once}", "one at least"))
         if self.hang_after < 0:
             found.append((f"--hang-after is {self.hang_after}", "a time in seconds, or 0 to turn it off"))
         if self.same_failures < 0:

@@ -52,6 +52,9 @@ def _defaults(place: Place) -> dict[str, str]:
         # torchrun's default too: ranks that share cores slow each other down with more.
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        # torch asks a nameserver for the name of each address that it connects to, at every quorum change; one
+        # lost question costs 5 s by default.
+        "RES_OPTIONS": "timeout:1 attempts:3",
         # torchft's Rust half logs five lines a step at its default level.
         "RUST_LOG": "warn",
         env.REPLICA_GROUP_ID: str(place.replica),

@@ -128,10 +128,15 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
     actions: list[Action] = []
     if state.save and not saving.waits_for(state.save, state.running, now, bool(state.stop)):
         actions.append(EndSave(state.save.id, saving.outcome(state.save, state.collective)))
-    spares = state.spares
     spares = tuple(host for host in state.spares if host not in state.unfit)
+    room = policy.launches_at_once - sum(r.state is State.LAUNCHING for r in state.replicas)
     for replica in state.replicas:
         action, reasons[replica.id] = _choose(now, replica, replace(state, spares=spares), policy, doomed)
+        if isinstance(action, LaunchStep):
+            room -= 1
+            if room < 0:
+                action = None
+                reasons[replica.id] = f"its step waits: {policy.launches_at_once} others are being started"
         if action is not None:
             actions.append(action)
         if isinstance(action, TakeSpare):

@@ -2,8 +2,8 @@
 
 The kernel tells the peers of a process that dies. Nobody tells those of a host that is cut off, and in a ring
 of four or more only two notice at once. The controller knows, and has the agents of the others tell their
-ranks (slurm_ft.train.survivors). A replica is named by the id under which it is in torchft's quorums, which
-is new with each attempt: whoever has no such member in its present quorum is not concerned.
+ranks (slurm_ft.train.survivors), before anything is repaired. A replica is named by the id under which it is in
+torchft's quorums: whoever has no such member in its present quorum is not concerned.
 """
 
 from __future__ import annotations

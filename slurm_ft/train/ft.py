@@ -9,32 +9,39 @@ that keeps gloo's sockets open. torchft waits for the next quorum to do so; unti
 a ring neighbour of the dead one keeps waiting for data from a healthy peer that has given up, up to the
 group's time-out. Closed sockets carry the news round the ring in milliseconds.
 
+A rank that an agent starts again takes up the name it had in the quorum (see `Manager`), so nobody waits for
+the heartbeat of the dead one to grow old.
+
 DistributedDataParallel: torchft's hook asks a failed reduction for a future that was never made, and the
 survivor dies of an AssertionError. Here the hook hands back the bucket, whatever it holds: the Manager knows
 of the error and lets no optimizer step on it.
 
-Also here: a checkpoint server that gives peers an address which other hosts can reach, and a reader of the
-Lighthouse's status page.
+Also here: `PeerTransport`, a checkpoint transport that is fast and asks for the run's secret; and a reader of
+the Lighthouse's status page.
 """
 
 # Annotations are not postponed here: DistributedDataParallel checks those of its hook.
+import contextlib
 import os
 import re
 import socket
 import threading
 import urllib.request
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed
 import torchft
 import torchft.manager
-from torchft.checkpointing import HTTPTransport
 
+from slurm_ft import env
 from slurm_ft.train.progress import report_phase
+from slurm_ft.train.transport import PeerTransport as PeerTransport
 
 FRESH_SECONDS = 0.8  # heartbeats come every 0.1 s; a rank forked anew is back after about a second
 
@@ -59,16 +66,19 @@ def own_address(environ: Mapping[str, str]) -> str:
         return socket.gethostname()
 
 
-class CheckpointServer(HTTPTransport):  # type: ignore[misc]
-    """torchft's HTTP transport, which tells peers `host` rather than the bare host name of this machine."""
-
-    def __init__(self, host: str, timeout: timedelta, num_chunks: int = 0) -> None:
-        self._host = f"[{host}]" if ":" in host else host
-        super().__init__(timeout=timeout, num_chunks=num_chunks)
-
-    def address(self) -> str:
-        port = self._server.socket.getsockname()[1]
-        return f"http://{self._host}:{port}/checkpoint/"
+@contextlib.contextmanager
+def _own_name(agent: str) -> Iterator[None]:
+    """Within, what torchft takes for a new UUID is the same for all starts by this agent."""
+    if not agent:
+        yield
+        return
+    whole = torchft.manager.uuid
+    same = uuid.uuid5(uuid.NAMESPACE_OID, agent)
+    torchft.manager.uuid = SimpleNamespace(uuid4=lambda: same)
+    try:
+        yield
+    finally:
+        torchft.manager.uuid = whole
 
 
 class _FirstErrorLogger(torchft.manager._ManagerLogger):  # type: ignore[misc]
@@ -80,7 +90,13 @@ class _FirstErrorLogger(torchft.manager._ManagerLogger):  # type: ignore[misc]
 
 
 class Manager(torchft.Manager):  # type: ignore[misc]
-    """torchft's Manager that leaves the group on the first error of a step.
+    """torchft's Manager that leaves the group on the first error of a step, and keeps its name.
+
+    torchft gives each start of a replica a new name. The Lighthouse then holds the next quorum back until the
+    heartbeat of the old name is too old: a second by default. An agent starts a rank again only when the old
+    process has ended, so all starts by one agent can have one name: with it the quorum is complete at once.
+    The first request of a start says that a step was not committed, which has the Lighthouse give a new
+    quorum id: without it the others would keep the group in which the dead process is.
 
     `heals` counts the states loaded from a peer, `syncs` the votes on a commit, `committed` tells how the
     last vote ended.
@@ -93,9 +109,17 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         self.syncs = 0
         self.committed = False
         self._left: object = None
-        super().__init__(*args, **kwargs)
+        name_is_kept = os.environ.get(env.SOCKET, "")
+        with _own_name(name_is_kept):
+            super().__init__(*args, **kwargs)
+        self._commit_failures = 1 if name_is_kept else 0
         name = self._logger._replica_id
         self._logger = _FirstErrorLogger(manager=self, replica_id=name, group_rank=self._group_rank)
+
+    def receive_in_place(self) -> None:
+        """Have our PeerTransport write a peer's state over this rank's own, where it fits. Call it once, before
+        the first step."""
+        self._checkpoint_transport.into = self._manager_state_dict
 
     def report_error(self, e: Exception) -> None:
         first = self.errored() is None
@@ -120,6 +144,10 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         super().start_quorum(*args, **kwargs)
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
+        """As torchft's. Raises RuntimeError when the state is half a peer's and there is no peer to mend it:
+        this rank has to start again."""
+        if getattr(self._checkpoint_transport, "torn", False) and self.errored() is None:
+            raise RuntimeError("a transfer broke, the state here is half the peer's, and no peer has it any more")
         self.committed = bool(super().should_commit(timeout=timeout))
         self.syncs += 1
         return self.committed

@@ -8,7 +8,8 @@ in each of them what the kernel of the lost host could not do.
 `install` has torchft's Manager watched from its construction on:
 
 - the ids of the members of each quorum are kept as they come. They hold a part that is new with each start of
-  a replica, so an order to leave one names exactly one attempt of one replica;
+  a replica, or of its agent where the script uses our Manager. The order goes out when the attempt has ended and
+  before the next one is started, so it meets a quorum with the old attempt, or none with this member;
 - the connections that a process group opens while it is configured are kept by their inode.
 
 `leave(member)` shuts down the connections of a group whose present quorum has this member, and does nothing

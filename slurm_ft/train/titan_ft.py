@@ -266,9 +266,10 @@ class FTManager(TorchFTManager):  # type: ignore[misc]
             connect_timeout=timedelta(seconds=connect),
             heartbeat_interval=timedelta(milliseconds=config.heartbeat_interval_ms),
             hostname=address,
-            checkpoint_transport=ft.CheckpointServer(address, limit),
+            checkpoint_transport=ft.PeerTransport(limit, host=address),
             replica_id=f"replica_{config.replica_id}",
         )
+        self._manager.receive_in_place()
         if per_step:
             self.replicate_pg = torchft.process_group.ManagedProcessGroup(self._manager)
             self.replicate_pg.register("dp_replicate")

@@ -8,7 +8,7 @@ left of them, `end r.s` ends a step.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -72,6 +72,22 @@ STORIES = {
         effects="launch 0.1; start 0.1; clear 0.1; start 0.2; clear 0.2; end 0.1 grace 5",
         ends=None,
         because="its step is being ended: rank 0 was killed by SIGKILL",
+    ),
+    "no more steps are on their way up at once than the policy allows": Story(
+        replicas=4,
+        policy=replace(QUICK, launches_at_once=2),
+        history="up 1; wait 1.0; exit 0; up 0; up 2",
+        effects="launch 0.1; launch 1.1; start 1.1; launch 2.1; launch 0.2; start 0.1; launch 3.1; start 2.1",
+        ends=None,
+        because="its step was started",
+    ),
+    "who has to wait for a launch is told why": Story(
+        replicas=3,
+        policy=replace(QUICK, launches_at_once=2),
+        history="wait 1.0",
+        effects="launch 0.1; launch 1.1",
+        ends=None,
+        because="its step waits: 2 others are being started",
     ),
     "an agent is killed: a new step on the same hosts": Story(
         replicas=2,

@@ -21,6 +21,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from slurm_ft.channel import make_keys
+from slurm_ft.paths import RunPaths
+
 DEADLINE = 60.0
 Event = dict[str, Any]
 
@@ -57,13 +60,17 @@ class Agent:
 
     def _serve(self, server: socket.socket, who: dict[str, int]) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = server.accept()
-            self._connections[who["replica"]] = connection
-            with connection:
-                while packet := connection.recv(65536):
-                    with self._changed:
-                        self.events.append({**json.loads(packet), **who})
-                        self._changed.notify_all()
+            while True:
+                connection, _ = server.accept()
+                self._connections[who["replica"]] = connection
+                threading.Thread(target=self._hear, args=(connection, who), daemon=True).start()
+
+    def _hear(self, connection: socket.socket, who: dict[str, int]) -> None:
+        with contextlib.suppress(OSError), connection:
+            while packet := connection.recv(65536):
+                with self._changed:
+                    self.events.append({**json.loads(packet), **who})
+                    self._changed.notify_all()
 
     def tell(self, replica: int, **order: object) -> None:
         """Send an order to the newest rank of a replica."""
@@ -99,12 +106,18 @@ class Run:
         port = self.lighthouse.address().rpartition(":")[2]
         self.url = f"http://127.0.0.1:{port}"
         self.folder, self.replicas = folder, replicas
+        paths = RunPaths(folder)
+        paths.create()
+        make_keys(paths)
         self.agent = Agent()
         self.processes: list[Any] = []
         self._starts = 0
 
-    def start(self, work: Callable[..., None], *arguments: Any, replica: int, ranks: int = 1) -> list[Any]:
-        """Start all ranks of a replica; `work(*arguments)` runs in each. Returns their processes."""
+    def start(
+        self, work: Callable[..., None], *arguments: Any, replica: int, ranks: int = 1, agent: str = ""
+    ) -> list[Any]:
+        """Start all ranks of a replica; `work(*arguments)` runs in each. Returns their processes. Starts that
+        are given one `agent`, an address of `self.agent.listen`, are by one agent."""
         self._starts += 1
         port, started = free_port(), []
         for rank in range(ranks):
@@ -114,7 +127,7 @@ class Run:
                 "TORCHFT_LIGHTHOUSE": self.url, "REPLICA_GROUP_ID": str(replica),
                 "NUM_REPLICA_GROUPS": str(self.replicas), "SLURM_FT_RUN": str(self.folder),
                 "SLURM_FT_REPLICA": str(replica), "SLURM_FT_ATTEMPT": str(self._starts),
-                "SLURM_FT_SOCKET": self.agent.listen(replica=replica, attempt=self._starts, rank=rank),
+                "SLURM_FT_SOCKET": agent or self.agent.listen(replica=replica, attempt=self._starts, rank=rank),
             }  # fmt: skip
             log = os.path.join(self.folder, f"{replica}.{self._starts}.{rank}.log")
             process = CONTEXT.Process(target=_child, args=(environment, log, work, arguments), daemon=True)

@@ -82,6 +82,32 @@ def test_the_donors_state_is_not_read_during_its_forward_pass(start_run, use_asy
     assert run.join() == [0, 0]
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["same agent", "another agent"])
+def test_nobody_waits_for_the_heartbeat_of_a_rank_that_was_started_again(start_run, kept):
+    """The heartbeat of the dead counts for longer than this test lasts, and so does the wait for those who
+    have not asked; with its name taken up again the quorum is complete."""
+    run = start_run(2, min_replicas=2, heartbeat_timeout_ms=600_000, join_timeout_ms=600_000)
+    address = run.agent.listen(replica=1, attempt=0, rank=0)
+    run.start(workers.commits, replica=0)
+    [victim] = run.start(workers.commits, replica=1, agent=address)
+    run.agent.wait(lambda event: event["type"] == "committed" and event["replica"] == 1, count=3)
+    victim.kill()
+    victim.join()
+    again = address if kept else run.agent.listen(replica=1, attempt=1, rank=0)
+    [second] = run.start(workers.commits, replica=1, agent=again)
+
+    def by_both(event):
+        return event["type"] == "committed" and event.get("pid") == second.pid and event["world"] == 2
+
+    if kept:
+        # The dead one's peer was in no failed step: the group is made anew because the new one says so.
+        [first, *_] = run.agent.wait(by_both, count=3)
+        assert first["quorum"] > 1
+    else:
+        with pytest.raises(AssertionError, match="0 of 3"):
+            run.agent.wait(by_both, seconds=3, count=3)
+
+
 def test_the_lighthouse_page_is_understood(start_run):
     run = start_run(1)
     run.start(workers.view, replica=0)

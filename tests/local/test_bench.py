@@ -1,0 +1,71 @@
+"""The benchmarks run: a smoke test on real processes. No time is asserted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_ft.errors import LaunchError
+from slurm_ft.testing.devcluster_config import find_programs
+
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+
+needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="needs slurm-ft[train]")
+
+
+def run(name: str, *arguments: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, BENCH / name, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@needs_torchft
+def test_recovery_measures_a_kill_and_says_what_it_left_out(tmp_path):
+    figures, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    ways = ("--only", "slurm-ft in place, peer", "--only", "slurm-ft spare (host killed)")
+    out, words = run("recovery", "--quick", *ways, "--json", str(figures), "--plot", str(plot))
+    assert "skipped: slurm-ft spare (host killed): --local" in words
+    [one] = json.loads(figures.read_text())["recovery"]["slurm-ft in place, peer"]
+    assert one["detected"] >= 0 and 0 <= one["relaunched"] < one["joined"] < one["committed"]
+    assert "slurm-ft in place, peer" in out and plot.read_text().startswith("<svg")
+
+
+@needs_torchft
+def test_transport_measures_every_way(tmp_path):
+    figures = tmp_path / "out.json"
+    out, _ = run("transport", "--quick", "--json", str(figures))
+    times = json.loads(figures.read_text())["seconds"]
+    assert len(times) == 5 and all(len(seconds) == 1 for seconds in times.values())
+    assert all(way in out for way in times)
+
+
+@needs_torchft
+def test_the_floor_of_this_machine_is_measured(tmp_path):
+    figures = tmp_path / "out.json"
+    out, _ = run("floor", "--mib", "1", "--repeat", "2", "--json", str(figures))
+    seconds = json.loads(figures.read_text())["seconds"]
+    assert set(seconds) == {"fork", "map", "touch", "quorum"} and all(min(times) > 0 for times in seconds.values())
+    assert "fork + map + quorum" in out
+
+
+def test_launching_many_steps_is_measured_on_a_real_slurm(tmp_path):
+    try:
+        find_programs()
+    except LaunchError as error:
+        pytest.skip(f"{error.message} ({error.hint})")
+    figures = tmp_path / "out.json"
+    run("launch", "--quick", "--json", str(figures))
+    found = json.loads(figures.read_text())["figures"]
+    assert set(found) == {"an srun each, 4 at once", "one srun for all"}
+    assert all(one["all"] > 0 and one["again"] > 0 for [one] in found.values())

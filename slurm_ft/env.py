@@ -29,6 +29,7 @@ MEM = "SLURM_FT_MEM"
 SPARES = "SLURM_FT_SPARES"
 LINES = "SLURM_FT_LINES"
 OPTIONS = "SLURM_FT_OPTIONS"
+MESH = "SLURM_FT_MESH"
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
@@ -50,6 +51,7 @@ VARIABLES = (
     Variable(ATTEMPT, "agent", "the number of this start of the replica, from 1"),
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
+    Variable(MESH, "agent", "tells a process of a Python mesh where it belongs (JSON); it is gone once read"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),

@@ -23,7 +23,7 @@ from pathlib import Path
 from slurm_ft import env
 from slurm_ft.agent.process import open_log
 from slurm_ft.errors import EXIT_LAUNCH, LaunchError
-from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
+from slurm_ft.launch.base import Ended, Request, Watched, exit_words
 from slurm_ft.slurm.hostlist import compress
 
 GONE_WITHIN = 10.0
@@ -43,7 +43,7 @@ class Allocation:
     gpus_per_host: int = 0
 
 
-def step_argv(request: StepRequest, allocation: Allocation) -> list[str]:
+def step_argv(request: Request, allocation: Allocation) -> list[str]:
     """The complete srun command line of a step. Pure."""
     hosts = len(request.hosts)
     options = [
@@ -85,7 +85,7 @@ class SrunLauncher:
     def __init__(self, allocation: Allocation) -> None:
         self._allocation = allocation
 
-    def launch(self, request: StepRequest) -> SrunStep:
+    def launch(self, request: Request) -> SrunStep:
         argv = step_argv(request, self._allocation)
         try:
             with open_log(request.log) as log:
@@ -101,11 +101,11 @@ class SrunLauncher:
             raise LaunchError(f"srun cannot be started: {error.strerror}", "is Slurm's client on the PATH?") from None
         return SrunStep(request, self._allocation.job_id, Watched(process.pid, process))
 
-    def adopt(self, request: StepRequest, pid: int) -> SrunStep:
+    def adopt(self, request: Request, pid: int) -> SrunStep:
         return SrunStep(request, self._allocation.job_id, Watched(pid if _is_client_of(pid, request) else 0))
 
 
-def _is_client_of(pid: int, request: StepRequest) -> bool:
+def _is_client_of(pid: int, request: Request) -> bool:
     """Is this process, known by a number from the log, really the srun of this step?"""
     try:
         return f"--job-name={request.name}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -120,7 +120,7 @@ class SrunStep:
     child, is not taken for the end of the step: the step is cancelled by its id and awaited.
     """
 
-    def __init__(self, request: StepRequest, job_id: str, client: Watched) -> None:
+    def __init__(self, request: Request, job_id: str, client: Watched) -> None:
         self.pid = client.pid
         self._request = request
         self._job_id = job_id

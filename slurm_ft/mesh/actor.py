@@ -14,6 +14,7 @@ calls behind it; an async one does not, and answers while a sync one is busy. On
 from __future__ import annotations
 
 import contextvars
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,9 +38,10 @@ def endpoint(method: F) -> F:
     return method
 
 
-def endpoints_of(cls: type) -> frozenset[str]:
-    """The names of a class's endpoints."""
-    return frozenset(name for name in dir(cls) if getattr(getattr(cls, name, None), _MARK, False))
+def endpoints_of(cls: type) -> dict[str, bool]:
+    """The names of a class's endpoints, and whether each is async."""
+    found = ((name, getattr(cls, name, None)) for name in sorted(dir(cls)))
+    return {name: inspect.iscoroutinefunction(method) for name, method in found if getattr(method, _MARK, False)}
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Future(Generic[R]):
         What was sent and not begun is not run. An async endpoint is cancelled where it awaits; Python code
         of a sync one is interrupted, a call into C when it returns.
         """
-        if not self._raw.cancel():
+        if self._raw.done() or not self._raw.cancel():
             return False
         self._cancel()
         return True

@@ -38,7 +38,7 @@ class Answer:
             return pickle.loads(self.payload)
         except Exception as error:
             words = f"the result of {what} cannot be unpickled here: {type(error).__name__}: {error}"
-            raise ResultError(words, point, self.host, error, "") from error
+            raise ResultError(words, point, self.host, error, "") from error.with_traceback(None)
 
     def _exception(self) -> BaseException | None:
         try:
@@ -67,6 +67,7 @@ class Call:
         self.places = {index: rank for rank, index in enumerate(self.points)}
         self.waiting = set(self.points)
         self.raw: concurrent.futures.Future[Raw] = concurrent.futures.Future()
+        self.cancelled = False
         self.timer: Callable[[], None] | None = None
         self._answers: Raw = {}
         self._on_answer = on_answer
@@ -114,7 +115,8 @@ def value_mesh(call: Call, raw: Raw) -> ValueMesh[Any]:
         try:
             values[rank] = answer.value(call.what, call.point(index))
         except MeshError as error:
-            errors[rank] = error
+            # Its frames would keep everything above alive: the remote traceback is what tells.
+            errors[rank] = error.with_traceback(None)
     return ValueMesh(call.region.extent, values, errors, call.what)
 
 

@@ -135,7 +135,7 @@ class Core:
         """Listen and launch the hosts. Raises LaunchError when that is not possible."""
         self._end = ClientEnd(self.paths, address, self._from_host)
         self._started.append(started)
-        self._calls[started.number] = started
+        self._remember(started)
         for slot in self.slots:
             self._launch(slot)
         self._spawn(self._watch())
@@ -186,15 +186,18 @@ class Core:
 
     def submit(self, call: Call, header: Header, payload: bytes, timeout: float | None, wait: bool) -> None:
         """Send a call to all its places that are up; the others get it when they are, if `wait`."""
-        self._calls[call.number] = call
-        call.raw.add_done_callback(lambda _: self._calls.pop(call.number, None))
+        self._remember(call)
         if call.over:  # cancelled before it was sent
-            self._calls.pop(call.number, None)
             return
         if timeout is not None:
             call.timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, call, timeout).cancel
         self._distribute(call, call.points, header, payload, wait)
         call.settle()
+
+    def _remember(self, call: Call) -> None:
+        number = call.number  # the call must not hold itself, or its bytes would stay for long
+        self._calls[number] = call
+        call.raw.add_done_callback(lambda _: self._calls.pop(number, None))
 
     def broadcast(self, region: Region, header: Header, payload: bytes) -> None:
         """Send without waiting for answers."""
@@ -203,8 +206,7 @@ class Core:
     def spawn(self, record: ActorRecord) -> None:
         """Make an actor in its places, now and after each repair."""
         self._actors[record.number] = record
-        self._calls[record.made.number] = record.made
-        record.made.raw.add_done_callback(lambda _: self._calls.pop(record.made.number, None))
+        self._remember(record.made)
         up = [index for index in record.made.points if self.processes[index].state is State.UP]
         self._distribute(record.made, up, record.header, record.payload, True)
         for index in set(record.made.points) - set(up):
@@ -251,6 +253,9 @@ class Core:
 
     def cancel(self, call: Call) -> None:
         """The future was cancelled: have the processes stop too."""
+        if call.cancelled:
+            return
+        call.cancelled = True
         call.raw.set_running_or_notify_cancel()
         if call.timer is not None:
             call.timer()
@@ -574,8 +579,7 @@ class Core:
 
     def wait_up(self, call: Call) -> None:
         """Answer the call when each of its places is up."""
-        self._calls[call.number] = call
-        call.raw.add_done_callback(lambda _: self._calls.pop(call.number, None))
+        self._remember(call)
         for index in call.points:
             state = self.processes[index].state
             if state is State.UP and not self.processes[index].asked_to_end:

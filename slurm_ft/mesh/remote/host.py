@@ -240,7 +240,7 @@ class Host:
             payload = parts[0] if parts else b""
             for local in header["to"]:
                 worker = self._workers[local]
-                connection = worker.control if kind in ("cancel", "met") else worker.data
+                connection = worker.control if kind in ("cancel", "met") or header.get("async") else worker.data
                 if connection is not None:
                     connection.send(raw, payload)
 

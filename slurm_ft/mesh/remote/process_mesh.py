@@ -10,6 +10,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import html
+import inspect
 import itertools
 import os
 import random
@@ -170,11 +171,22 @@ class _Shaped:
 class _Adverbs:
     """The ways to call one thing: a function (`ProcessMesh`) or an endpoint (`Endpoint`)."""
 
-    def __init__(self, mesh: _Shaped, what: str, header: dict[str, Any], options: Options) -> None:
-        self._mesh, self._what, self._header, self._options = mesh, what, header, options
+    def __init__(
+        self,
+        mesh: _Shaped,
+        what: str,
+        header: dict[str, Any],
+        options: Options,
+        function: Callable[..., Any] | None = None,
+    ) -> None:
+        self._mesh, self._what, self._header, self._options, self._function = mesh, what, header, options, function
 
     def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        return dump((args, kwargs), self._options.limit, f"the arguments of {self._what}")
+        limit = self._options.limit
+        if self._function is None:
+            return dump((args, kwargs), limit, f"the arguments of {self._what}")
+        # The function travels with its arguments, in one pickle: they may share objects.
+        return dump((self._function, args, kwargs), limit, f"{self._what}() or its arguments")
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         call = self._mesh._begin(self._what, self._header, self._payload(args, kwargs), self._options)
@@ -200,7 +212,7 @@ class _Adverbs:
             raise UsageError("no process of this mesh is left", "restart() it, or make another with `processes`")
         index = random.choice(up or wanted)
         one = self._mesh._with(Region((), (), (), index))
-        return _Adverbs(one, self._what, self._header, self._options).call_one(*args, **kwargs)
+        return _Adverbs(one, self._what, self._header, self._options, self._function).call_one(*args, **kwargs)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         self._mesh._usable()
@@ -266,7 +278,7 @@ class Endpoint:
 
     def __init__(self, actors: ActorMesh, name: str, options: Options) -> None:
         self._actors, self._name, self._options = actors, name, options
-        header = {"a": actors._record.number, "m": name}
+        header = {"a": actors._record.number, "m": name, "async": actors._names[name]}
         self._adverbs = _Adverbs(actors, f"{actors.name}.{name}", header, options)
 
     def options(self, timeout: float | None = None, limit: int = LIMIT, wait: bool = True) -> Endpoint:
@@ -303,7 +315,7 @@ class Endpoint:
 class ActorMesh(_Shaped):
     """The actors that one `spawn` has made. Each endpoint of the class is an attribute (see `Endpoint`)."""
 
-    def __init__(self, shared: _Shared, region: Region, record: ActorRecord, name: str, names: frozenset[str]) -> None:
+    def __init__(self, shared: _Shared, region: Region, record: ActorRecord, name: str, names: dict[str, bool]) -> None:
         self._shared, self._region, self._record, self.name, self._names = shared, region, record, name, names
 
     def _with(self, region: Region) -> Self:
@@ -372,11 +384,7 @@ class ProcessMesh(_Shaped):
         if not callable(function):
             raise TypeError(f"the first argument is a function, not {type(function).__name__}")
         what = getattr(function, "__name__", type(function).__name__)
-        adverbs = _Adverbs(self, what, {}, self._options)
-        limit = self._options.limit
-        # The function travels with its arguments, in one pickle: they may share objects.
-        adverbs._payload = lambda args, kwargs: dump((function, args, kwargs), limit, f"{what}() or its arguments")  # type: ignore[method-assign]
-        return adverbs
+        return _Adverbs(self, what, {"async": inspect.iscoroutinefunction(function)}, self._options, function)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Run a function in every process. The result has a value or an error for each, whatever happens.

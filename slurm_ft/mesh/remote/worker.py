@@ -46,6 +46,8 @@ class Worker:
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
         self._actors: dict[int, Any] = {}
+        self._dropped: set[int] = set()
+        self._early: dict[int, list[tuple[Header, bytes]]] = {}
         self._cancelled: set[int] = set()
         self._running: int | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -86,6 +88,8 @@ class Worker:
             event, answer = self._met[header["key"]]
             answer.append(header)
             event.set()
+        elif header["k"] == "call":
+            self._call_async(header, payload)
         elif header["k"] == "cancel":
             call = header["i"]
             if call in self._tasks:
@@ -97,6 +101,22 @@ class Worker:
             if self._running == call:
                 signal.pthread_kill(self._main, INTERRUPT)
 
+    def _call_async(self, header: Header, payload: bytes) -> None:
+        """Begin an async call. One whose actor is still being made in the main thread waits for it."""
+        number = header.get("a")
+        if number is not None and number not in self._actors and number not in self._dropped:
+            self._early.setdefault(number, []).append((header, payload))
+            return
+        self._start_task(contextvars.copy_context(), header, self._called(header, payload))
+
+    async def _called(self, header: Header, payload: bytes) -> Any:
+        enter(self._context(header))
+        return await self._call(header, payload)
+
+    def _made(self, number: int) -> None:
+        for header, payload in self._early.pop(number, []):
+            self._call_async(header, payload)
+
     def _interrupted(self, number: int, frame: object) -> None:
         if self._running is not None and self._running in self._cancelled:
             raise _Cancelled
@@ -106,6 +126,7 @@ class Worker:
     def _handle(self, header: Header, payload: bytes) -> None:
         call: int = header["i"]
         if header["k"] == "drop":
+            self._dropped.add(header["a"])
             self._actors.pop(header["a"], None)
             return
         try:
@@ -149,6 +170,8 @@ class Worker:
         except Exception as error:
             self._actors[header["a"]] = _Broken(*_refusal(header, error, "its constructor raised"))
             raise
+        finally:
+            self._loop.call_soon_threadsafe(self._made, header["a"])
 
     def _call(self, header: Header, payload: bytes) -> Any:
         if "a" not in header:
@@ -158,7 +181,7 @@ class Worker:
         if isinstance(actor, _Broken):
             raise _ActorBroken(actor)
         if actor is None:
-            raise UsageError(f"there is no actor {header['what']} in this process", "it was stopped")
+            raise UsageError(f"the actor of {header['what']} was stopped")
         args, kwargs = pickle.loads(payload)
         return getattr(actor, header["m"])(*args, **kwargs)
 

@@ -86,7 +86,8 @@ class MeshView:
         Every process of the mesh calls it within one call, as a collective. Each time a new store is made,
         so that it works again after a repair; a process group from before is left first. `backend` is
         gloo, and nccl (RCCL too) beside it where there are GPUs. `timeout` in seconds bounds the meeting.
-        Raises SupervisionError when another of the processes is lost, TimeoutError, ImportError without torch.
+        Raises MeshError when another of the processes is lost before all have met, TimeoutError when it does
+        not come, ImportError without torch.
         """
         from slurm_ft.mesh.remote.torch_mesh import device_mesh
 
@@ -108,7 +109,7 @@ class Context:
     local_rank: int
     incarnation: int
     call: int = 0
-    meet: Callable[[str, str | None, float], str] | None = field(default=None, repr=False, compare=False)
+    meet: Callable[[str, list[int], str | None, float], str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def message_rank(self) -> Point:

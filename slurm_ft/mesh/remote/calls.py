@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_ft.mesh.errors import ActorError, MeshError, ResultError
+from slurm_ft.mesh.errors import ActorError, MeshError, MeshFailure, ResultError
 from slurm_ft.mesh.extent import Point, Region
 from slurm_ft.mesh.values import ValueMesh
 
@@ -68,6 +68,7 @@ class Call:
         self.waiting = set(self.points)
         self.raw: concurrent.futures.Future[Raw] = concurrent.futures.Future()
         self.cancelled = False
+        self.lost: dict[int, MeshFailure] = {}
         self.timer: Callable[[], None] | None = None
         self._answers: Raw = {}
         self._on_answer = on_answer

@@ -96,6 +96,15 @@ class ActorRecord:
     made: Call
 
 
+@dataclass
+class Meeting:
+    """Processes of one call that wait for each other, and the value that one of them brings."""
+
+    wanted: set[int]
+    here: set[int] = field(default_factory=set)
+    value: str | None = None
+
+
 class Core:
     """A running mesh. `owner` may have a `__supervise__(failure)`; `fault_hook` hears of what nobody repairs."""
 
@@ -124,7 +133,7 @@ class Core:
         self.stopping = False
         self._calls: dict[int, Call] = {}
         self._actors: dict[int, ActorRecord] = {}
-        self._meetings: dict[str, tuple[str | None, set[int]]] = {}
+        self._meetings: dict[str, Meeting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._started: list[Call] = []
@@ -370,7 +379,7 @@ class Core:
             sent, process.sent = process.sent, {}
             for call in sent.values():
                 call.fail(process.index, SupervisionError(call.point(process.index), failure))
-                self._end_meetings(call, failure)
+                self._end_meetings(call, process.index, failure)
         return failure
 
     def _processes_of(self, slot: Slot) -> list[Process]:
@@ -592,24 +601,27 @@ class Core:
     # Meetings of the processes of one call.
 
     def _meet(self, index: int, header: Header) -> None:
-        call = self._calls.get(header["i"])
-        if call is None:
-            self._met([index], {"key": header["key"], "error": "the call is over"})
+        """One more process has come to a meeting. All hear the value when the last has come."""
+        call, key, wanted = self._calls.get(header["i"]), header["key"], set(header["of"])
+        lost = next((call.lost[place] for place in wanted if place in call.lost), None) if call is not None else None
+        if call is None or lost is not None:
+            self._met([index], {"key": key, "error": lost.report() if lost is not None else "the call is over"})
             return
-        value, waiting = self._meetings.setdefault(header["key"], (None, set()))
-        waiting.add(index)
-        value = header["v"] if header["v"] is not None else value
-        self._meetings[header["key"]] = value, waiting
-        call.raw.add_done_callback(lambda _: self._meetings.pop(header["key"], None))
-        if value is not None:
-            self._met(waiting, {"key": header["key"], "v": value})
-            waiting.clear()
+        if key not in self._meetings:
+            self._meetings[key] = Meeting(wanted)
+            call.raw.add_done_callback(lambda _: self._meetings.pop(key, None))
+        meeting = self._meetings[key]
+        meeting.here.add(index)
+        if header["v"] is not None:
+            meeting.value = header["v"]
+        if meeting.here >= wanted and meeting.value is not None:
+            self._met(wanted, {"key": key, "v": meeting.value})
 
-    def _end_meetings(self, call: Call, failure: MeshFailure) -> None:
-        for key in [key for key in self._meetings if key.startswith(f"{call.number}/")]:
-            _, waiting = self._meetings[key]
-            self._met(waiting, {"key": key, "error": failure.report()})
-            waiting.clear()
+    def _end_meetings(self, call: Call, index: int, failure: MeshFailure) -> None:
+        call.lost[index] = failure
+        for key, meeting in self._meetings.items():
+            if key.startswith(f"{call.number}/") and index in meeting.wanted:
+                self._met(meeting.here, {"key": key, "error": failure.report()})
 
     def _met(self, indices: Iterable[int], header: Header) -> None:
         up = [index for index in indices if self.processes[index].state is State.UP]

@@ -71,7 +71,8 @@ class Host:
         self._forks: deque[int] = deque()
         self._forking = 0
         self._over = asyncio.Event()
-        self._grace: float | None = None
+        self._grace = 0.0
+        self._orphan = False
         self._code = EXIT_DONE
 
     async def run(self) -> int:
@@ -87,7 +88,7 @@ class Host:
             partial(self._leave, "the zygote is gone", EXIT_FAILED),
         )
         identity = f"{self._slot}.{self._incarnation}.{os.getpid()}".encode()
-        self._end = HostEnd(self._paths, identity, self._from_client, partial(self._leave, "the client is gone"))
+        self._end = HostEnd(self._paths, identity, self._from_client, self._orphaned)
         self._address = address_towards(self._end.endpoint)
         self._end.send({"k": "hello", "slot": self._slot, "incarnation": self._incarnation, "pid": os.getpid()})
         for local in range(self._per_host):
@@ -98,7 +99,7 @@ class Host:
         await self._end_workers()
         server.close()
         self._end.close()
-        if self._grace is None and self._config["temporary"]:
+        if self._orphan and self._config["temporary"]:
             shutil.rmtree(self._paths.root, ignore_errors=True)  # the client is not there to do it
         return self._code
 
@@ -255,13 +256,17 @@ class Host:
         self._code = self._code or code
         self._over.set()
 
+    def _orphaned(self) -> None:
+        self._orphan = True
+        self._leave("the client is gone")
+
     async def _end_workers(self) -> None:
         """Close their connections, which ends those that are idle, and kill the others after the grace."""
         for worker in self._workers.values():
             for connection in (worker.data, worker.control):
                 if connection is not None:
                     connection.close()
-        await self._until_all_ended(self._grace or 0.0)
+        await self._until_all_ended(self._grace)
         for worker in self._workers.values():
             self._kill(worker)
         await self._until_all_ended(KILLED_WITHIN)

@@ -1,7 +1,8 @@
 """torch.distributed over the processes of a mesh, started when somebody asks for it.
 
-The first process opens a TCPStore on a port of its own and tells the others through the mesh; so every
-start has a fresh store, and nothing of an attempt before a repair is met again.
+The first process opens a TCPStore on a port of its own and tells the others through the mesh when all are
+there; so every start has a fresh store, nothing of an attempt before a repair is met again, and a process
+that was lost before is not waited for.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def device_mesh(mesh: MeshView, context: Context, backend: str, timeout: float) 
     key = f"{context.call}/{_starts(context.call, places)}/{places}"
     if rank == 0:
         store = dist.TCPStore(context.address, 0, is_master=True, wait_for_workers=False, timeout=within)
-        context.meet(key, f"{context.address} {store.port}", timeout)
+        context.meet(key, list(mesh.region), f"{context.address} {store.port}", timeout)
     else:
-        address, port = context.meet(key, None, timeout).split()
+        address, port = context.meet(key, list(mesh.region), None, timeout).split()
         store = dist.TCPStore(address, int(port), is_master=False, timeout=within)
     chosen = backend or ("cpu:gloo,cuda:nccl" if gpus else "gloo")
     dist.init_process_group(chosen, store=store, rank=rank, world_size=mesh.size, timeout=within)

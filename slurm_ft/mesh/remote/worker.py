@@ -23,6 +23,7 @@ from typing import Any
 from slurm_ft import env
 from slurm_ft.errors import UsageError
 from slurm_ft.mesh.actor import Context, MeshView, enter
+from slurm_ft.mesh.errors import MeshError
 from slurm_ft.mesh.extent import Extent, Region
 from slurm_ft.mesh.remote.pickling import LIMIT, dump
 from slurm_ft.mesh.remote.wire import Framed, Header, Stream
@@ -224,19 +225,19 @@ class Worker:
         with self._sending:
             self._data.send(header, payload)
 
-    def _meet(self, key: str, value: str | None, timeout: float) -> str:
-        """Publish a value under `key` for the other processes of the call, or wait for it."""
+    def _meet(self, key: str, of: list[int], value: str | None, timeout: float) -> str:
+        """Wait until the processes `of` of the call have all come here, and get the value that one brings."""
         if threading.get_ident() != self._main:
             raise UsageError("processes can only meet in a sync function", "make this endpoint a `def`")
         event, answer = self._met.setdefault(key, (threading.Event(), []))
-        self._send({"k": "meet", "key": key, "i": self._running, "v": value})
+        self._send({"k": "meet", "key": key, "i": self._running, "of": of, "v": value})
         try:
             if not event.wait(timeout):
                 raise TimeoutError(f"the other processes of the call did not all come within {timeout:g} s")
         finally:
             del self._met[key]
         if "error" in answer[0]:
-            raise UsageError(answer[0]["error"])
+            raise MeshError(answer[0]["error"])
         return str(answer[0]["v"])
 
 

@@ -29,6 +29,7 @@ from slurm_ft.paths import RunPaths, write_atomic
 
 Header = dict[str, Any]
 Receive = Callable[[bytes, Header, list[bytes]], None]
+_LENGTH = struct.Struct("!I")
 _LENGTHS = struct.Struct("!IQ")
 PEER_IVL_MS = 1000
 PEER_TIMEOUT_MS = 10_000
@@ -49,18 +50,17 @@ class _Emptied:
 
     def look(self) -> None:
         """ZeroMQ's descriptor tells of changes only, and sending may swallow one: look after a send too."""
-        if not self._scheduled:
+        if not self._scheduled and self._full():
             self._scheduled = True
             self._loop.call_soon(self._empty)
 
+    def _full(self) -> bool:
+        return not self._raw.closed and bool(int(self._raw.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
     def _empty(self) -> None:
         self._scheduled = False
-        while not self._raw.closed:
-            try:
-                parts = self._raw.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._receive(parts)
+        while self._full():
+            self._receive(self._raw.recv_multipart(zmq.NOBLOCK))
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -72,6 +72,30 @@ def _decode(data: bytes) -> Any:
         return json.loads(data)
     except ValueError:
         return None
+
+
+def pack(header: Header, parts: Sequence[bytes] = ()) -> bytes:
+    """One message as one frame: each frame of ZeroMQ's costs as much as a small message."""
+    if len(parts) > 1:
+        header = {**header, "lengths": [len(part) for part in parts]}
+    encoded = json.dumps(header).encode()
+    return b"".join([_LENGTH.pack(len(encoded)), encoded, *parts])
+
+
+def unpack(data: bytes) -> tuple[bytes, Header, list[bytes]] | None:
+    """(header's bytes, header, parts), None for what is no message. The inverse of `pack`, but for empty parts."""
+    if len(data) < _LENGTH.size:
+        return None
+    start = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    raw = data[_LENGTH.size : start]
+    header = _decode(raw)
+    if not isinstance(header, dict):
+        return None
+    parts = []
+    for length in header.pop("lengths", [len(data) - start]):
+        parts.append(data[start : start + length])
+        start += length
+    return raw, header, parts
 
 
 def _tune(raw: zmq.Socket[bytes]) -> None:
@@ -114,13 +138,13 @@ class ClientEnd:
 
     def send(self, peer: bytes, header: Header, parts: Sequence[bytes] = ()) -> None:
         """Send to a host; one that is gone is not an error, its loss is seen elsewhere."""
-        self._raw.send_multipart([peer, json.dumps(header).encode(), *parts])
+        self._raw.send_multipart([peer, pack(header, parts)])
         self._emptied.look()
 
     def _take(self, parts: list[bytes]) -> None:
-        header = _decode(parts[1]) if len(parts) > 1 else None
-        if isinstance(header, dict):
-            self._receive(parts[0], header, parts[2:])
+        message = unpack(parts[1]) if len(parts) == 2 else None
+        if message is not None:
+            self._receive(parts[0], message[1], message[2])
 
     def close(self) -> None:
         self._emptied.close()
@@ -151,14 +175,13 @@ class HostEnd:
         self._emptied = _Emptied(self._raw, self._take)
 
     def send(self, header: Header, parts: Sequence[bytes] = ()) -> None:
-        self._raw.send_multipart([json.dumps(header).encode(), *parts])
+        self._raw.send(pack(header, parts))
         self._emptied.look()
 
     def _take(self, parts: list[bytes]) -> None:
-        header = _decode(parts[0])
-        if isinstance(header, dict):
-            # The bytes of the header go on to the workers as they came.
-            self._receive(parts[0], header, parts[1:])
+        message = unpack(parts[0])
+        if message is not None:
+            self._receive(*message)  # the header's bytes too, which go on to the workers as they came
 
     def _event(self, parts: list[bytes]) -> None:
         if parse_monitor_message(parts)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_ft import env
 from slurm_ft.channel import make_keys
-from slurm_ft.errors import LaunchError, SpecError, UsageError
+from slurm_ft.errors import SpecError, UsageError
 from slurm_ft.launch.base import Launcher
 from slurm_ft.launch.local import LocalLauncher
 from slurm_ft.launch.local import hosts as local_hosts
@@ -24,6 +24,7 @@ from slurm_ft.mesh.remote.calls import Call
 from slurm_ft.mesh.remote.core import Core
 from slurm_ft.mesh.remote.loop import shared
 from slurm_ft.mesh.remote.process_mesh import ProcessMesh, _numbers, _Shared, default_fault_hook
+from slurm_ft.mesh.remote.state import Crew
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.spec import Policy
 
@@ -122,7 +123,8 @@ class Allocation:
             0o600,
         )
         loop = shared()
-        core = Core(name, mesh_id, paths, layout, extent, self.launcher(), policy or Policy(), owner, fault_hook)
+        crew = Crew(name, paths, layout, extent, policy or Policy())
+        core = Core(crew, mesh_id, self.launcher(), owner, fault_hook)
         started = Call(next(_numbers), extent.region, "the start")
         loop.run(core.start, self.address, started)
         return ProcessMesh(_Shared(core, loop, paths.root, temporary), extent.region, started)
@@ -156,6 +158,3 @@ def _check(per_host: Mapping[str, int], replicas: int, spares: int) -> None:
         problems.append((f"{spares} spares", "give 0 or more"))
     if problems:
         raise SpecError(problems)
-
-
-__all__ = ["Allocation", "LaunchError"]

@@ -12,7 +12,6 @@ import contextlib
 import html
 import inspect
 import itertools
-import os
 import random
 import shutil
 import threading
@@ -26,14 +25,16 @@ from typing import Any, Self
 
 from slurm_ft.errors import UsageError
 from slurm_ft.mesh.actor import Actor, MeshView, endpoints_of
-from slurm_ft.mesh.errors import MeshError, MeshFailure
+from slurm_ft.mesh.errors import MeshFailure
 from slurm_ft.mesh.extent import Extent, Point, Region
 from slurm_ft.mesh.futures import Future
 from slurm_ft.mesh.remote.calls import Answer, Call, Raw, one_value, value_mesh
-from slurm_ft.mesh.remote.core import ActorRecord, Core, Handler, State
+from slurm_ft.mesh.remote.core import Core
 from slurm_ft.mesh.remote.loop import Loop
 from slurm_ft.mesh.remote.pickling import LIMIT, dump
+from slurm_ft.mesh.remote.state import Handler, State
 from slurm_ft.mesh.remote.step import worker_log
+from slurm_ft.mesh.remote.switchboard import ActorRecord
 from slurm_ft.mesh.values import ValueMesh, log
 
 ROWS = 64
@@ -65,7 +66,7 @@ class _Shared:
     def check(self) -> None:
         self.loop.check()
         if self.stopped:
-            raise UsageError(f"the mesh {self.core.name} was stopped", "make another with `processes`")
+            raise UsageError(f"the mesh {self.core.crew.name} was stopped", "make another with `processes`")
 
     def stop(self, grace: float) -> None:
         self.loop.check()
@@ -73,7 +74,7 @@ class _Shared:
             if not self.stopped:
                 self.stopped = True
                 self.loop.start(self.core.stop(grace)).result()
-                shutil.rmtree(self.folder if self.temporary else self.core.paths.secret, ignore_errors=True)
+                shutil.rmtree(self.folder if self.temporary else self.core.crew.paths.secret, ignore_errors=True)
 
 
 def _stop_all() -> None:
@@ -147,7 +148,7 @@ class _Shaped:
         call = Call(next(_numbers), self._region, what, on_answer)
         full = {**header, **self._common(call.number, what, options)}
         core = self._shared.core
-        self._shared.loop.soon(core.submit, call, full, payload, options.timeout, options.wait)
+        self._shared.loop.soon(core.switchboard.submit, call, full, payload, options.timeout, options.wait)
         return call
 
     def _common(self, number: int, what: str, options: Options) -> dict[str, Any]:
@@ -158,14 +159,14 @@ class _Shaped:
     def _usable(self) -> None:
         """Raises UsageError for a stopped mesh, and the MeshFailure of a process that nobody repaired."""
         self._shared.check()
-        failed = self._shared.core.failed
+        failed = self._shared.core.crew.failed
         if failed:
             for index in self._region:
                 if index in failed:
                     raise failed[index]
 
     def _cancel(self, call: Call) -> Callable[[], None]:
-        return lambda: self._shared.loop.soon(self._shared.core.cancel, call)
+        return lambda: self._shared.loop.soon(self._shared.core.switchboard.cancel, call)
 
 
 class _Adverbs:
@@ -203,7 +204,7 @@ class _Adverbs:
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         self._mesh._shared.check()
-        processes = self._mesh._shared.core.processes
+        processes = self._mesh._shared.core.crew.processes
         places = list(self._mesh._region)
         up = [index for index in places if processes[index].state is State.UP]
         wanted = [index for index in places if processes[index].state in (State.STARTING, State.REPAIRING)]
@@ -218,7 +219,7 @@ class _Adverbs:
         self._mesh._usable()
         shared, payload = self._mesh._shared, self._payload(args, kwargs)
         header = {**self._header, **self._mesh._common(next(_numbers), self._what, self._options), "quiet": True}
-        shared.loop.soon(shared.core.broadcast, self._mesh._region, header, payload)
+        shared.loop.soon(shared.core.switchboard.broadcast, self._mesh._region, header, payload)
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
         return Stream(self._mesh, self._what, self._header, self._payload(args, kwargs), self._options)
@@ -336,7 +337,7 @@ class ActorMesh(_Shaped):
     def stop(self) -> None:
         """Forget the actors, here and in the processes."""
         self._shared.check()
-        self._shared.loop.soon(self._shared.core.drop, self._record.number)
+        self._shared.loop.soon(self._shared.core.switchboard.drop, self._record.number)
 
     def __reduce__(self) -> Any:
         raise TypeError("an actor mesh stays in the program that made it")
@@ -361,7 +362,7 @@ class ProcessMesh(_Shaped):
 
     @property
     def name(self) -> str:
-        return self._shared.core.name
+        return self._shared.core.crew.name
 
     @property
     def folder(self) -> Path:
@@ -371,7 +372,7 @@ class ProcessMesh(_Shaped):
     @property
     def generation(self) -> int:
         """The number of repairs so far. Coordinates outlive them, state in the processes does not."""
-        return self._shared.core.generation
+        return self._shared.core.crew.generation
 
     @property
     def initialized(self) -> Future[ValueMesh[None]]:
@@ -425,7 +426,7 @@ class ProcessMesh(_Shaped):
         made = Call(number, self._region, f"{name} ({cls.__name__})")
         header = {**self._common(number, made.what, self._options), "k": "spawn", "a": number}
         record = ActorRecord(number, header, payload, made)
-        self._shared.loop.soon(self._shared.core.spawn, record)
+        self._shared.loop.soon(self._shared.core.switchboard.spawn, record)
         return ActorMesh(self._shared, self._region, record, name, endpoints_of(cls))
 
     # Supervision.
@@ -438,30 +439,25 @@ class ProcessMesh(_Shaped):
         in a thread of its own, for 60 s at most, and may use the mesh. The handlers are those of the whole mesh.
         """
         self._shared.check()
-        self._shared.core.handlers.append(handler)
+        self._shared.core.repairs.handlers.append(handler)
         return handler
 
     def restart(self) -> Future[ValueMesh[None]]:
         """End these processes and start them again, also those that were given up. Done when they are up."""
         self._shared.check()
         call = Call(next(_numbers), self._region, "restart")
-
-        def begin() -> None:
-            self._shared.core.restart(self._region)
-            self._shared.core.wait_up(call)
-
-        self._shared.loop.soon(begin)
+        self._shared.loop.soon(self._shared.core.restart, self._region, call)
         return Future(call.raw, partial(value_mesh, call), self._cancel(call))
 
     def states(self) -> ValueMesh[str]:
         """What each process is doing: starting, up, repairing, failed, ..."""
-        processes = self._shared.core.processes
+        processes = self._shared.core.crew.processes
         states = {rank: processes[index].state.value for rank, index in enumerate(self._region)}
         return ValueMesh(self.extent, states, {}, "states")
 
     def logs(self) -> ValueMesh[Path]:
         """The log of each process as it is now: what it has printed."""
-        processes = self._shared.core.processes
+        processes = self._shared.core.crew.processes
         files = {
             rank: worker_log(self._shared.folder, index, processes[index].incarnation)
             for rank, index in enumerate(self._region)
@@ -471,7 +467,7 @@ class ProcessMesh(_Shaped):
     def hosts(self) -> list[str]:
         """The names of the hosts that carry these processes now."""
         core = self._shared.core
-        return list(dict.fromkeys(core.slots[index // core.per_host].host for index in self._region))
+        return list(dict.fromkeys(core.crew.slots[index // core.crew.per_host].host for index in self._region))
 
     def torch_device_mesh(self) -> Any:
         """Only inside the processes: send this mesh to them, or use `slurm_ft.mesh.current_mesh()` there."""
@@ -506,7 +502,7 @@ class ProcessMesh(_Shaped):
         return MeshView, (self.name, self._region)
 
     def __repr__(self) -> str:
-        states = [self._shared.core.processes[index].state for index in self._region]
+        states = [self._shared.core.crew.processes[index].state for index in self._region]
         counts = ", ".join(f"{states.count(state)} {state}" for state in State if state in states)
         stopped = "stopped" if self._shared.stopped else counts
         return f"<ProcessMesh {self.name} {self.extent} on {len(self.hosts())} hosts: {stopped}>"
@@ -514,8 +510,8 @@ class ProcessMesh(_Shaped):
     def _repr_html_(self) -> str:
         core, rows = self._shared.core, []
         for rank, index in itertools.islice(enumerate(self._region), ROWS):
-            process, place = core.processes[index], self.extent.point(rank).values()
-            host = core.slots[index // core.per_host].host
+            process, place = core.crew.processes[index], self.extent.point(rank).values()
+            host = core.crew.slots[index // core.crew.per_host].host
             cells = [*place, host, process.pid or "", process.state.value, process.incarnation]
             rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
         names = [*self.extent.labels, "on", "pid", "state", "incarnation"]
@@ -526,6 +522,3 @@ class ProcessMesh(_Shaped):
 def default_fault_hook(failure: MeshFailure) -> None:
     """What is done about a failure that nobody repairs, besides raising it on next use: it is logged."""
     log.error("nobody repairs it: %s", failure.report())
-
-
-__all__ = ["ActorMesh", "Arrival", "Endpoint", "MeshError", "ProcessMesh", "Stream", "default_fault_hook", "os"]

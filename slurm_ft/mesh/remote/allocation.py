@@ -20,10 +20,11 @@ from slurm_ft.launch.srun import SrunLauncher, allocation_from
 from slurm_ft.mesh.errors import MeshFailure
 from slurm_ft.mesh.extent import Extent
 from slurm_ft.mesh.layout import assign
+from slurm_ft.mesh.remote.calling import Shared, next_number
 from slurm_ft.mesh.remote.calls import Call
 from slurm_ft.mesh.remote.core import Core
 from slurm_ft.mesh.remote.loop import shared
-from slurm_ft.mesh.remote.process_mesh import ProcessMesh, _numbers, _Shared, default_fault_hook
+from slurm_ft.mesh.remote.process_mesh import ProcessMesh, default_fault_hook
 from slurm_ft.mesh.remote.state import Crew
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.spec import Policy
@@ -125,9 +126,9 @@ class Allocation:
         loop = shared()
         crew = Crew(name, paths, layout, extent, policy or Policy())
         core = Core(crew, mesh_id, self.launcher(), owner, fault_hook)
-        started = Call(next(_numbers), extent.region, "the start")
+        started = Call(next_number(), extent.region, "the start")
         loop.run(core.start, self.address, started)
-        return ProcessMesh(_Shared(core, loop, paths.root, temporary), extent.region, started)
+        return ProcessMesh(Shared(core, loop, paths.root, temporary), extent.region, started)
 
     def _folder(self, mesh_id: str) -> Path:
         if self.kind == "local":

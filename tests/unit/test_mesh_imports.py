@@ -27,6 +27,10 @@ def test_defining_an_actor_needs_no_network_library() -> None:
     assert not found & {"torch", "zmq", "cloudpickle"}
 
 
+def test_a_worker_loads_no_network_library() -> None:
+    assert not imported_by("import slurm_ft.mesh.remote.worker") & {"torch", "zmq"}
+
+
 def test_a_mesh_needs_no_torch() -> None:
     found = imported_by("from slurm_ft import Allocation, ProcessMesh")
     assert "zmq" in found and "torch" not in found

@@ -13,10 +13,11 @@ from slurm_ft.launch.base import Launcher
 from slurm_ft.mesh.errors import MeshFailure
 from slurm_ft.mesh.extent import Region
 from slurm_ft.mesh.remote.calls import Call
+from slurm_ft.mesh.remote.framing import Header
 from slurm_ft.mesh.remote.repairs import Repairs
 from slurm_ft.mesh.remote.state import Crew, Slot
 from slurm_ft.mesh.remote.switchboard import Switchboard
-from slurm_ft.mesh.remote.wire import ClientEnd, Header
+from slurm_ft.mesh.remote.wire import ClientEnd
 
 
 class Core:

@@ -31,8 +31,9 @@ from slurm_ft.agent.ranks import split_cpus
 from slurm_ft.agent.visibility import rank_surroundings, visibility
 from slurm_ft.channel import HEARTBEAT
 from slurm_ft.errors import EXIT_DONE, EXIT_FAILED
+from slurm_ft.mesh.remote.framing import Framed, Header, serve_framed
 from slurm_ft.mesh.remote.step import worker_log
-from slurm_ft.mesh.remote.wire import Framed, Header, HostEnd, serve_framed
+from slurm_ft.mesh.remote.wire import HostEnd
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
 

@@ -19,10 +19,10 @@ from slurm_ft.launch.base import Launcher, StepHandle
 from slurm_ft.mesh.errors import MeshFailure
 from slurm_ft.mesh.extent import Region
 from slurm_ft.mesh.remote.calls import numbers
+from slurm_ft.mesh.remote.framing import Header
 from slurm_ft.mesh.remote.state import GIVEN_UP, Crew, Handler, Process, Slot, State
 from slurm_ft.mesh.remote.step import MeshStep, worker_log
 from slurm_ft.mesh.remote.switchboard import Switchboard
-from slurm_ft.mesh.remote.wire import Header
 from slurm_ft.mesh.supervision import Action, Decision, Loss, Repair, decide, follow
 from slurm_ft.mesh.values import log
 

@@ -24,7 +24,8 @@ from slurm_ft.paths import RunPaths
 from slurm_ft.spec import Policy
 
 if TYPE_CHECKING:
-    from slurm_ft.mesh.remote.wire import ClientEnd, Header
+    from slurm_ft.mesh.remote.framing import Header
+    from slurm_ft.mesh.remote.wire import ClientEnd
 
 Handler = Callable[[MeshFailure], object]
 

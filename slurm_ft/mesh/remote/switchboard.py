@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from slurm_ft.mesh.errors import CallTimeout, MeshFailure, SupervisionError
 from slurm_ft.mesh.extent import Region
 from slurm_ft.mesh.remote.calls import Answer, Call, numbers
+from slurm_ft.mesh.remote.framing import Header
 from slurm_ft.mesh.remote.state import GIVEN_UP, Crew, Process, Slot, State
-from slurm_ft.mesh.remote.wire import Header
 from slurm_ft.mesh.values import log
 
 NONE = b"\x80\x05N."

@@ -1,4 +1,4 @@
-"""How messages travel: ZeroMQ under CURVE between client and hosts, framed Unix streams inside a host.
+"""How messages travel between client and hosts: ZeroMQ under CURVE.
 
 A message is a small JSON object and any number of byte strings, which nobody on the way looks into.
 Keys and gate are those of the control channel (`slurm_ft.channel`). The sockets are read when the event
@@ -9,14 +9,9 @@ message.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import secrets
-import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -25,12 +20,11 @@ from zmq.utils.monitor import parse_monitor_message
 
 from slurm_ft.channel import OnlyAgents, keys_of
 from slurm_ft.errors import LaunchError
+from slurm_ft.mesh.remote.framing import Header, decode
 from slurm_ft.paths import RunPaths, write_atomic
 
-Header = dict[str, Any]
 Receive = Callable[[bytes, Header, list[bytes]], None]
 _LENGTH = struct.Struct("!I")
-_LENGTHS = struct.Struct("!IQ")
 PEER_IVL_MS = 1000
 PEER_TIMEOUT_MS = 10_000
 """A peer whose machine answers no ZeroMQ ping for this long is gone. The I/O thread answers, so a client
@@ -67,13 +61,6 @@ class _Emptied:
         self._raw.close()
 
 
-def _decode(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        return None
-
-
 def pack(header: Header, parts: Sequence[bytes] = ()) -> bytes:
     """One message as one frame: each frame of ZeroMQ's costs as much as a small message."""
     if len(parts) > 1:
@@ -88,7 +75,7 @@ def unpack(data: bytes) -> tuple[bytes, Header, list[bytes]] | None:
         return None
     start = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     raw = data[_LENGTH.size : start]
-    header = _decode(raw)
+    header = decode(raw)
     if not isinstance(header, dict):
         return None
     parts = []
@@ -194,101 +181,3 @@ class HostEnd:
         self._monitor.close()
         self._emptied.close()
         self._context.term()
-
-
-def frame(header: bytes, payload: bytes = b"") -> bytes:
-    """One message of a Unix stream, in front of its payload if that is sent by itself."""
-    return _LENGTHS.pack(len(header), len(payload)) + header + payload
-
-
-class Framed(asyncio.Protocol):
-    """One connection of a worker to its host process. `owner` is for whoever has it to note whose it is."""
-
-    owner: int | None = None
-
-    def __init__(self, on_message: Callable[[Framed, Header, bytes], None], on_end: Callable[[Framed], None]) -> None:
-        self._on_message, self._on_end = on_message, on_end
-        self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        peer = transport.get_extra_info("socket")
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] != os.getuid():
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        start, buffer = 0, self._buffer
-        while len(buffer) - start >= _LENGTHS.size:
-            first, second = _LENGTHS.unpack_from(buffer, start)
-            begin = start + _LENGTHS.size
-            if len(buffer) - begin < first + second:
-                break
-            header = _decode(bytes(buffer[begin : begin + first]))
-            start = begin + first + second
-            if isinstance(header, dict):
-                self._on_message(self, header, bytes(buffer[begin + first : start]))
-        if start:
-            del buffer[:start]
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._on_end(self)
-
-    def send(self, header: bytes, payload: bytes = b"") -> None:
-        if self._transport is not None:
-            # Two writes would be two wake-ups of the worker; a large payload is not copied for that.
-            if len(payload) < 65536:
-                self._transport.write(frame(header, payload))
-            else:
-                self._transport.write(_LENGTHS.pack(len(header), len(payload)) + header)
-                self._transport.write(payload)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-async def serve_framed(factory: Callable[[], Framed]) -> tuple[asyncio.Server, str]:
-    """Listen in the abstract namespace, where no file is left behind. Gives the server and its name."""
-    name = f"@slurm-ft-mesh-{secrets.token_hex(12)}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.bind("\0" + name[1:])
-    return await asyncio.get_running_loop().create_unix_server(factory, sock=listener, backlog=512), name
-
-
-class Stream:
-    """A worker's blocking end of such a connection."""
-
-    def __init__(self, name: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.connect("\0" + name[1:])
-
-    def send(self, header: Header, payload: bytes = b"") -> None:
-        encoded = json.dumps(header).encode()
-        self._socket.sendall(_LENGTHS.pack(len(encoded), len(payload)) + encoded)
-        if payload:
-            self._socket.sendall(payload)
-
-    def receive(self) -> tuple[Header, bytes] | None:
-        """The next message, None when the host process is gone."""
-        lengths = self._exactly(_LENGTHS.size)
-        if lengths is None:
-            return None
-        first, second = _LENGTHS.unpack(lengths)
-        body = self._exactly(first + second)
-        return None if body is None else (json.loads(body[:first]), bytes(memoryview(body)[first:]))
-
-    def _exactly(self, count: int) -> bytearray | None:
-        data = bytearray(count)
-        view, got = memoryview(data), 0
-        while got < count:
-            received = 0
-            with contextlib.suppress(ConnectionError):
-                received = self._socket.recv_into(view[got:])
-            if not received:
-                return None
-            got += received
-        return data

@@ -25,8 +25,8 @@ from slurm_ft.errors import UsageError
 from slurm_ft.mesh.actor import Context, MeshView, enter
 from slurm_ft.mesh.errors import MeshError
 from slurm_ft.mesh.extent import Extent, Region
+from slurm_ft.mesh.remote.framing import Framed, Header, Stream
 from slurm_ft.mesh.remote.pickling import LIMIT, dump
-from slurm_ft.mesh.remote.wire import Framed, Header, Stream
 
 INTERRUPT = signal.SIGRTMIN + 5
 """The signal to the main thread; the C library keeps the first few real-time signals to itself."""

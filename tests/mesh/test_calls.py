@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from slurm_ft.mesh import (
     PayloadTooLarge,
     ProcessMesh,
     ResultError,
+    SupervisionError,
     context,
     current_rank,
     endpoint,
@@ -78,6 +80,14 @@ class Counter(Actor):
             await asyncio.sleep(60)
         finally:
             mine.write_text("interrupted")
+
+    @endpoint
+    async def cancel_itself(self) -> None:
+        raise asyncio.CancelledError
+
+    @endpoint
+    async def leave(self) -> None:
+        sys.exit(4)
 
     def hidden(self) -> None:
         """No endpoint."""
@@ -257,6 +267,25 @@ def test_cancelling_ends_the_wait_and_the_work(mesh: ProcessMesh, tmp_path: Path
     assert not future.cancel()
 
 
+class Odd(BaseException):
+    """Not an Exception."""
+
+
+def test_whatever_is_raised_is_an_answer(make_mesh: MakeMesh) -> None:
+    def raise_odd() -> None:
+        raise Odd("thing")
+
+    mesh = make_mesh(1, 1)
+    counter = mesh.spawn("counter", Counter, 0)
+    before = mesh.call(os.getpid).get(SOON).item()
+    ((_, cancelled),) = counter.cancel_itself.call().get(SOON).failed()
+    ((_, odd),) = mesh.call(raise_odd).get(SOON).failed()
+    assert "CancelledError" in str(cancelled) and "Odd: thing" in str(odd)
+    assert mesh.call(os.getpid).get(SOON).item() == before
+    ((_, left),) = counter.leave.call().get(SOON).failed()
+    assert isinstance(left, SupervisionError) and left.failure.code == 4
+
+
 def test_stream_gives_each_answer_as_it_comes(mesh: ProcessMesh, tmp_path: Path) -> None:
     def first_is_last(folder: str) -> int:
         me = context().rank.index
@@ -298,7 +327,7 @@ def test_an_endpoint_is_not_called_directly_and_a_wrong_name_lists_the_right_one
     counter = mesh.spawn("counter", Counter, 3)
     with pytest.raises(TypeError, match=r"counter\.add\.call"):
         counter.add(1)
-    with pytest.raises(AttributeError, match="add, fail_at, hang"):
+    with pytest.raises(AttributeError, match="add, cancel_itself, fail_at, hang"):
         counter.hidden  # noqa: B018
     with pytest.raises(TypeError, match="Counted is no subclass"):
         mesh.spawn("x", Counted)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from slurm_ft.mesh.remote.core import Core
 from slurm_ft.mesh.remote.loop import shared
 from slurm_ft.mesh.remote.process_mesh import ProcessMesh, default_fault_hook
 from slurm_ft.mesh.remote.state import Crew
+from slurm_ft.mesh.remote.step import mesh_file
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.spec import Policy
 
@@ -109,7 +110,7 @@ class Allocation:
         paths.create()
         make_keys(paths)
         write_json(
-            paths.spec,
+            mesh_file(paths),
             {
                 "name": name,
                 "labels": extent.labels,

@@ -32,7 +32,7 @@ from slurm_ft.agent.visibility import rank_surroundings, visibility
 from slurm_ft.channel import HEARTBEAT
 from slurm_ft.errors import EXIT_DONE, EXIT_FAILED
 from slurm_ft.mesh.remote.framing import Framed, Header, serve_framed
-from slurm_ft.mesh.remote.step import worker_log
+from slurm_ft.mesh.remote.step import mesh_file, worker_log
 from slurm_ft.mesh.remote.wire import HostEnd
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
@@ -43,6 +43,8 @@ FORKS_AT_ONCE = 32
 """Requests that the zygote's socket holds for certain."""
 LAST_WORDS = 0.1
 """Seconds for which a dead worker's connection is read on, should a child of the worker keep it open."""
+CUT_OFF = 2.0
+"""Seconds that a worker has to end once it has closed its connection."""
 REACHED_WITHIN = 60.0
 KILLED_WITHIN = 2.0
 
@@ -64,7 +66,7 @@ class _Worker:
 class Host:
     def __init__(self, folder: str, slot: int, incarnation: int, host: str) -> None:
         self._paths = RunPaths(folder)
-        self._config = read_json(self._paths.spec)
+        self._config = read_json(mesh_file(self._paths))
         self._slot, self._incarnation, self._host = slot, incarnation, host
         self._per_host: int = self._config["per_host"]
         self._workers: dict[int, _Worker] = {}
@@ -204,8 +206,11 @@ class Host:
     def _worker_ended(self, connection: Framed) -> None:
         local = connection.owner
         if local is not None and self._workers[local].data is connection:
-            self._workers[local].read_out = True
-            self._tell_end(local, self._workers[local])
+            worker = self._workers[local]
+            worker.read_out = True
+            self._tell_end(local, worker)
+            if worker.code is None:  # it cannot answer any more, so it must not seem to live
+                asyncio.get_running_loop().call_later(CUT_OFF, self._kill, worker)
 
     def _exited(self, local: int, code: int, at: float) -> None:
         worker = self._workers[local]

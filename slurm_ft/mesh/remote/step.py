@@ -43,6 +43,11 @@ class MeshStep:
         ]
 
 
+def mesh_file(paths: RunPaths) -> Path:
+    """What the host processes must know. Not `run.json`: this is no folder of a run."""
+    return paths.root / "mesh.json"
+
+
 def worker_log(root: Path, index: int, incarnation: int) -> Path:
     """The log of one worker: what it printed."""
     return root / "logs" / f"{index}-{incarnation}.log"

@@ -9,6 +9,7 @@ by a signal to the main thread whose handler raises, as Ctrl-C does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import json
@@ -93,13 +94,12 @@ class Worker:
             self._call_async(header, payload)
         elif header["k"] == "cancel":
             call = header["i"]
-            if call in self._tasks:
-                self._tasks[call].cancel()
-                return
             if len(self._cancelled) > 4096:  # of calls that had ended before they were cancelled
                 self._cancelled.clear()
             self._cancelled.add(call)
-            if self._running == call:
+            if call in self._tasks:
+                self._tasks[call].cancel()
+            elif self._running == call:
                 signal.pthread_kill(self._main, INTERRUPT)
 
     def _call_async(self, header: Header, payload: bytes) -> None:
@@ -143,7 +143,9 @@ class Worker:
                 self._running = None
         except _Cancelled:
             self._cancelled.discard(call)
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
             self._refuse(header, error)
         else:
             if inspect.iscoroutine(task):
@@ -192,13 +194,20 @@ class Worker:
         self._tasks[call] = task
         task.add_done_callback(lambda _: self._tasks.pop(call, None))
         if call in self._cancelled:
-            self._cancelled.discard(call)
             task.cancel()
 
     async def _await(self, header: Header, coroutine: Any) -> None:
         try:
             self._answer(header, await coroutine)
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            if header["i"] not in self._cancelled:  # not by the caller, who waits
+                self._refuse(header, error)
+            self._cancelled.discard(header["i"])
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Ends a thread only, and not this process, if it is left to asyncio.
+            code = error.code if isinstance(error, SystemExit) else 1
+            os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+        except BaseException as error:
             self._refuse(header, error)
 
     def _answer(self, header: Header, value: Any) -> None:
@@ -211,14 +220,15 @@ class Worker:
             return
         self._send({"k": "r", "i": header["i"]}, payload)
 
-    def _refuse(self, header: Header, error: Exception, unsendable: bool = False) -> None:
+    def _refuse(self, header: Header, error: BaseException, unsendable: bool = False) -> None:
         if isinstance(error, _ActorBroken):
             self._send({**error.broken.header, "i": header["i"]}, error.broken.payload)
             return
         refusal, payload = _refusal(header, error, "")
         refusal |= {"unsendable": unsendable, "quiet": bool(header.get("quiet"))}
         if header.get("quiet"):
-            print(f"{header['what']} (broadcast) raised\n{refusal['trace']}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # a full disk is no reason to end
+                print(f"{header['what']} (broadcast) raised\n{refusal['trace']}", file=sys.stderr, flush=True)
         self._send(refusal, payload)
 
     def _send(self, header: Header, payload: bytes = b"") -> None:
@@ -246,7 +256,7 @@ class _ActorBroken(Exception):
         self.broken = broken
 
 
-def _refusal(header: Header, error: Exception, prefix: str) -> tuple[Header, bytes]:
+def _refusal(header: Header, error: BaseException, prefix: str) -> tuple[Header, bytes]:
     """An error as a message: its text always, the exception itself when it can be pickled."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:

@@ -38,7 +38,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class Variable(NamedTuple):
-    """One variable: its name, who sets it (a key of `SET_BY` in scripts/make_docs), and what it means in one sentence."""
+    """One variable: its name, who sets it (a key of `SET_BY` in scripts/make_docs), and its meaning in one sentence."""
 
     name: str
     set_by: str
@@ -51,9 +51,7 @@ VARIABLES = (
     Variable(ATTEMPT, "agent", "the number of this start of the replica, from 1"),
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
-    Variable(
-        MESH, "mesh", "tells a process of a Python mesh where it belongs; gone before your code runs"
-    ),
+    Variable(MESH, "mesh", "tells a process of a Python mesh where it belongs; gone before your code runs"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),

@@ -10,7 +10,8 @@ from itertools import count
 from typing import Any
 
 from slurm_ft.controller.loop import Supervisor
-from slurm_ft.controller.supervise import FINAL, Replica, State, decide, fold
+from slurm_ft.controller.state import FINAL, Replica, State, fold
+from slurm_ft.controller.supervise import decide
 from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Policy

@@ -2,15 +2,19 @@
 
 Progress of a step is kept and sent at most a few times a second; quorums, commits and new phases are sent
 at once. A commit carries the rank's last progress, and how many training steps it covers: those are lost if
-it is not committed.
+it is not committed. Commits are numbered within an attempt and kept for a while: a controller that was
+started again has missed those of the moments between.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+KEPT_COMMITS = 500
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -23,6 +27,7 @@ class _RankNews:
     phase: str | None = None
     reported: bool = True
     steps_since_commit: int = 0
+    commits: int = 0
 
 
 @dataclass
@@ -32,6 +37,7 @@ class Observed:
     attempt: int
     send: Send
     _ranks: dict[int, _RankNews] = field(default_factory=dict)
+    _kept: deque[tuple[float, dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=KEPT_COMMITS))
 
     def packet(self, rank: int, packet: dict[str, Any]) -> None:
         """Take in one packet of a rank; its `m` is the sender's monotonic clock, the same as ours."""
@@ -62,18 +68,26 @@ class Observed:
             news.reported = False
 
     def _commit(self, news: _RankNews, packet: dict[str, Any], common: dict[str, Any]) -> None:
-        self.send(
-            {
-                "type": "commit",
-                **common,
-                **_only(packet, "step", "committed", "quorum_id"),
-                "train_step": news.step,
-                "loss": news.loss,
-                "tokens": news.tokens,
-                "lost": max(1, news.steps_since_commit),
-            }
-        )
+        news.commits += 1
+        message = {
+            "type": "commit",
+            **common,
+            **_only(packet, "step", "committed", "quorum_id"),
+            "n": news.commits,
+            "train_step": news.step,
+            "loss": news.loss,
+            "tokens": news.tokens,
+            "lost": max(1, news.steps_since_commit),
+        }
         news.steps_since_commit = 0
+        self.send(message)
+        if common["rank"] == 0:  # the others say the same
+            self._kept.append((time.monotonic(), message))
+
+    def commits(self) -> list[dict[str, Any]]:
+        """The last KEPT_COMMITS commits of rank 0, with their ages of now."""
+        now = time.monotonic()
+        return [{**message, "age": message["age"] + now - sent} for sent, message in self._kept]
 
     def flush(self) -> None:
         """Send what progress has come since the last call."""

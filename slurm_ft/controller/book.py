@@ -27,6 +27,7 @@ class Page:
     phase: str | None = None
     quorum_id: int | None = None
     committed: int = 0
+    commits_of_attempt: int = 0
     recorded_at: float = float("-inf")
     unrecorded: bool = False
 
@@ -54,7 +55,7 @@ class Book:
 
     def started(self, replica: int, attempt: int) -> None:
         page = self.page(replica)
-        page.attempt, page.phase, page.unrecorded = attempt, None, False
+        page.attempt, page.phase, page.unrecorded, page.commits_of_attempt = attempt, None, False, 0
 
     def progress(self, replica: int, message: Mapping[str, Any]) -> None:
         page = self.page(replica)
@@ -66,7 +67,13 @@ class Book:
     def commit(self, replica: int, message: Mapping[str, Any]) -> None:
         """A commit carries the progress that was made until then, under `train_step`."""
         self.progress(replica, {**message, "step": message.get("train_step")})
-        self.page(replica).committed += bool(message.get("committed"))
+        page = self.page(replica)
+        page.committed += bool(message.get("committed"))
+        page.commits_of_attempt = max(page.commits_of_attempt, int(message.get("n") or 0))
+
+    def has(self, replica: int, commit: Mapping[str, Any]) -> bool:
+        """Was this commit of the current attempt taken in before, by its number?"""
+        return 0 < int(commit.get("n") or 0) <= self.page(replica).commits_of_attempt
 
     def sample(self, replica: int, now: float, last: bool = False) -> dict[str, Any] | None:
         """The progress to record now, or None. `last` asks for what there is, whenever the last one was."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from slurm_ft.agent.process import die_with_parent
 from slurm_ft.channel import make_keys
 from slurm_ft.controller import lighthouse
-from slurm_ft.controller.main import EXIT_CRASHED, SIGNALS
+from slurm_ft.controller.controller import EXIT_CRASHED, SIGNALS
 from slurm_ft.errors import LaunchError, RunFailed, RunFolderError, UsageError
 from slurm_ft.launch import local
 from slurm_ft.launch.base import Watched

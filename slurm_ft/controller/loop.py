@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from slurm_ft.controller import supervise
-from slurm_ft.controller.supervise import Replica, RunState
+from slurm_ft.controller.state import Replica, RunState, observe
 from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Policy
@@ -66,7 +66,7 @@ class Supervisor:
         """Something has happened: record it and take it in."""
         event = Event(self._clock(), kind, replica, data)
         self._record(event)
-        self.state = supervise.observe(self.state, event)
+        self.state = observe(self.state, event)
 
     def act(self) -> None:
         """Do all that is to be done now; after MOST_ROUNDS the rest waits for the next tick."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_ft.controller.book import Book
-from slurm_ft.controller.supervise import Replica, RunState
+from slurm_ft.controller.state import Replica, RunState
 
 SCHEMA = 1
 FACTS = ("session", "name", "job_id", "cluster", "head_host", "started", "min_replicas")

@@ -9,16 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_ft.controller.supervise import (
-    BY_STEP,
-    FINAL,
-    IN_PLACE,
-    RANKS_RUN,
-    Failure,
-    Replica,
-    State,
-    used,
-)
+from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, RANKS_RUN, Failure, Replica, State
+from slurm_ft.controller.supervise import used
 from slurm_ft.observe import text
 from slurm_ft.observe.ledger import Ledger
 from slurm_ft.observe.status import Snapshot, explain_all

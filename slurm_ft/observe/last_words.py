@@ -5,7 +5,7 @@ each replica that was given up, with its traceback.
 from __future__ import annotations
 
 from slurm_ft import events
-from slurm_ft.controller.supervise import State
+from slurm_ft.controller.state import State
 from slurm_ft.observe.explain import failure_lines
 from slurm_ft.observe.ledger import Ledger
 from slurm_ft.paths import RunPaths

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_ft.controller.supervise import Failure, State
+from slurm_ft.controller.state import Failure, State
 from slurm_ft.observe import text
 from slurm_ft.observe.explain import failure_json, failure_lines
 from slurm_ft.observe.goodput import Goodput, measure

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurm_ft.controller.supervise import FINAL, RANKS_RUN, Replica, State, decide
+from slurm_ft.controller.state import FINAL, RANKS_RUN, Replica, State
+from slurm_ft.controller.supervise import decide
 from slurm_ft.errors import UsageError
 from slurm_ft.observe import text
 from slurm_ft.observe.ledger import Facts, Ledger, measured, number, whole

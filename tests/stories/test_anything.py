@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slurm_ft.controller.supervise import FINAL, RANKS_RUN, STEP_EXISTS, State
+from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, State
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Budget, Policy
 from tests.world import World

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from slurm_ft.controller.supervise import State
+from slurm_ft.controller.state import State
 from slurm_ft.events import Kind
 from slurm_ft.spec import Budget, Policy
 from tests.world import World

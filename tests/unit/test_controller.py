@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from slurm_ft.controller.main import Controller, Peer
-from slurm_ft.controller.supervise import Replica, RunState, State
+from slurm_ft.controller.controller import Controller
+from slurm_ft.controller.peers import Peer
+from slurm_ft.controller.state import Replica, RunState, State
 from slurm_ft.launch.local import LocalLauncher
 from slurm_ft.paths import RunPaths
 from slurm_ft.spec import ReplicaSpec, RunSpec
@@ -40,6 +41,6 @@ def test_an_agent_that_has_missed_something_is_asked_to_say_all_again(
     spec = RunSpec("run", ReplicaSpec(("true",)), cluster="local")
     controller = Controller(paths, spec, LocalLauncher(), wire, "session")  # type: ignore[arg-type]
     controller.supervisor.state = RunState((Replica(0, ("local0",), state=State.RUNNING, attempt=2, step=1, pid=1),))
-    controller._peers[b"agent"] = Peer(0, 1, 0, "local0", time.monotonic())
+    controller._peers.add(b"agent", Peer(0, 1, 0, "local0", time.monotonic()))
     controller._hear(b"agent", {"type": "alive", "attempt": attempt, "ended": ended, "cleared": 0})
     assert wire.sent == [answer]

@@ -1,6 +1,6 @@
 from observe_histories import T0, TRACEBACK, History, failed_run, healed_run
 
-from slurm_ft.controller.supervise import State
+from slurm_ft.controller.state import State
 from slurm_ft.events import Event
 from slurm_ft.observe import explain
 from slurm_ft.observe.ledger import Ledger

@@ -129,3 +129,22 @@ def test_a_new_attempt_keeps_what_was_reached_and_forgets_the_phase() -> None:
     book.started(0, 2)
     page = book.page(0)
     assert (page.attempt, page.step, page.phase) == (2, 3, None)
+
+
+def test_the_commits_that_a_restarted_controller_has_missed_are_told_again_once() -> None:
+    news, sent = observed()
+    for step in (1, 2, 3):
+        for rank in (0, 1):
+            news.packet(rank, packet("commit", step=step, committed=True, quorum_id=7))
+    again = news.commits()
+    assert [(message["n"], message["step"], message["rank"]) for message in again] == [(1, 1, 0), (2, 2, 0), (3, 3, 0)]
+    assert all(message["age"] >= first["age"] for message, first in zip(again, sent[::2], strict=True))
+
+    book = Book()
+    book.started(0, 3)
+    for message in (again[0], *again, *sent[::2]):  # what came before, all again, and what was still on its way
+        if not book.has(0, message):
+            book.commit(0, message)
+    assert book.page(0).committed == 3
+    book.started(0, 4)
+    assert not book.has(0, again[0])

@@ -9,27 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ft.controller.main import _missed
-from slurm_ft.controller.supervise import (
+from slurm_ft.controller.controller import _missed
+from slurm_ft.controller.state import (
     BY_STEP,
     FINAL,
     IN_PLACE,
     TRANSITIONS,
-    ClearRanks,
-    EndRun,
-    EndStep,
     Failure,
-    LaunchStep,
     Replica,
     RunState,
-    StartRanks,
     State,
-    decide,
-    due,
     fold,
     observe,
-    used,
 )
+from slurm_ft.controller.supervise import ClearRanks, EndRun, EndStep, LaunchStep, StartRanks, decide, due, used
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Budget, Policy
 

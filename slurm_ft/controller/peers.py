@@ -1,0 +1,92 @@
+"""The agents that have said who they are, and who of them is silent.
+
+The name of a connection stands for an agent. A controller that was started again knows which agents must be
+there but not their names: until they call, a stand-in is kept for each, and one that never calls is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slurm_ft.channel import Message, Server
+from slurm_ft.controller.state import Replica
+
+EXPECTED = b"expected."
+"""How the names of stand-ins begin."""
+
+
+@dataclass
+class Peer:
+    """An agent that has said who it is. `heard` is on the monotonic clock, in seconds."""
+
+    replica: int
+    step: int
+    index: int
+    host: str
+    heard: float
+
+
+class Peers:
+    """The agents of a run, by the names of their connections."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._peers: dict[bytes, Peer] = {}
+
+    def get(self, name: bytes) -> Peer | None:
+        return self._peers.get(name)
+
+    def add(self, name: bytes, peer: Peer) -> None:
+        """Take an agent in. It takes the place of what stood for the same host before it."""
+        self._peers = {n: p for n, p in self._peers.items() if (p.replica, p.index) != (peer.replica, peer.index)}
+        self._peers[name] = peer
+
+    def expect(self, replica: Replica) -> None:
+        """Stand-ins for the agents of a replica, which are to call."""
+        now = time.monotonic()
+        for index in replica.addresses:
+            name = EXPECTED + f"{replica.id}.{index}".encode()
+            self._peers[name] = Peer(replica.id, replica.step, index, replica.hosts[index], now)
+
+    @property
+    def all_have_called(self) -> bool:
+        return not any(name.startswith(EXPECTED) for name in self._peers)
+
+    def drop(self, name: bytes) -> None:
+        self._peers.pop(name, None)
+
+    def drop_step(self, replica: int, step: int) -> None:
+        self._peers = {n: p for n, p in self._peers.items() if (p.replica, p.step) != (replica, step)}
+
+    def hear_all(self, now: float) -> None:
+        """Count all as heard: that they were not is our own doing."""
+        for peer in self._peers.values():
+            peer.heard = now
+
+    def silent(self, now: float, longer_than: float) -> Iterator[tuple[Peer, float]]:
+        """Those who are silent for longer than so many seconds, and for how long. They are forgotten."""
+        for name, peer in list(self._peers.items()):
+            silence = now - peer.heard
+            if silence > longer_than:
+                del self._peers[name]
+                yield peer, silence
+
+    def send(self, name: bytes, message: Message) -> None:
+        self._server.send(name, message)
+
+    def tell(self, replica: Replica, message: Message) -> bool:
+        """Tell all agents of the replica's step; says whether there was one."""
+        names = [n for n, peer in self._peers.items() if (peer.replica, peer.step) == (replica.id, replica.step)]
+        for name in names:
+            self._server.send(name, message)
+        return bool(names)
+
+    def tell_host(self, replica: int, index: int, message: Message) -> bool:
+        """Tell the agent of one host; says whether there was one."""
+        for name, peer in self._peers.items():
+            if (peer.replica, peer.index) == (replica, index):
+                self._server.send(name, message)
+                return True
+        return False

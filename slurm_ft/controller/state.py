@@ -1,0 +1,392 @@
+"""The state of a run, and what each event means for it: pure functions.
+
+    state = observe(state, event)
+
+The event log alone gives the state again (`fold`), so a restarted controller goes on where the last one
+stopped. Nothing here has a clock, a process or a file; times are seconds since the epoch.
+
+A replica is in one of these states:
+
+    PENDING    no step; one is started as soon as it is due
+    LAUNCHING  its step was started, its agents have not all reported
+    READY      all agents wait for the word to start the ranks
+    RUNNING    ranks run, none has committed a step or reported progress
+    TRAINING   ranks run and have shown that they get on
+    BROKEN     a rank failed; the others have not been told yet
+    CLEARING   the agents end what is left of the attempt
+    LOST       an agent, or the step itself, is gone; the rest of the step must go too
+    FINISHED   all ranks ended well; the step is still there
+    ENDING     the step is being ended; `then` says what the replica is after that
+    DONE, FAILED, STOPPED     final
+
+`TRANSITIONS` is the whole table: state x event -> next state. A pair that is not in it is late news and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import reduce
+from typing import Any
+
+from slurm_ft.errors import EXIT_DONE
+from slurm_ft.events import Event, Kind
+
+
+class State(StrEnum):
+    """The states of a replica; see the module's table."""
+
+    PENDING = "PENDING"
+    LAUNCHING = "LAUNCHING"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    TRAINING = "TRAINING"
+    BROKEN = "BROKEN"
+    CLEARING = "CLEARING"
+    LOST = "LOST"
+    FINISHED = "FINISHED"
+    ENDING = "ENDING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+
+
+FINAL = frozenset({State.DONE, State.FAILED, State.STOPPED})
+RANKS_RUN = frozenset({State.RUNNING, State.TRAINING})
+STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING}
+
+LONG = 600.0
+"""Seconds after which a program that reports nothing is taken to have got on."""
+
+IN_PLACE = "in place"
+BY_STEP = "by step"
+SPARE = "spare"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of an attempt: what people are told, not what it caused elsewhere."""
+
+    t: float
+    what: str
+    host: str = ""
+    rank: int | None = None
+    attempt: int = 0
+    log: str = ""
+    traceback: str = ""
+    launch: bool = False
+    hung: bool = False
+
+
+@dataclass(frozen=True)
+class Replica:
+    """All that is known of one replica.
+
+    `attempt` counts the starts of its ranks and `step` those of its step, both from 1, 0 before the first.
+    `agents` maps the index of each reported host to the port it offers for the next attempt.
+    `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
+    `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
+    """
+
+    id: int
+    hosts: tuple[str, ...]
+    ranks_per_host: int = 1
+    state: State = State.PENDING
+    since: float = 0.0
+    attempt: int = 0
+    step: int = 0
+    pid: int | None = None
+    agents: Mapping[int, int] = field(default_factory=dict)
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    done_ranks: frozenset[int] = frozenset()
+    then: State = State.PENDING
+    restarts: tuple[tuple[float, str], ...] = ()
+    streak: int = 0
+    failure: Failure | None = None
+    first_failure: Failure | None = None
+    ever_joined: bool = False
+    progressed: float = 0.0
+    committed: bool = False
+    suspects: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.hosts) * self.ranks_per_host
+
+    @property
+    def complete(self) -> bool:
+        return len(self.agents) == len(self.hosts)
+
+    def to(self, state: State, t: float, **changes: Any) -> Replica:
+        return replace(self, state=state, since=t, **changes)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run, as its events tell it. `collective` means that a torchft quorum was seen."""
+
+    replicas: tuple[Replica, ...] = ()
+    started: float = 0.0
+    stop: str = ""
+    stop_code: int = EXIT_DONE
+    collective: bool = False
+    first_done: float | None = None
+    ended: int | None = None
+    spares: tuple[str, ...] = ()
+
+    def with_replica(self, replica: Replica) -> RunState:
+        return replace(self, replicas=tuple(replica if replica.id == r.id else r for r in self.replicas))
+
+
+def _step_launched(r: Replica, e: Event) -> Replica:
+    last = r.restarts[-1] if r.restarts else None
+    new_host = last is not None and last[1] == SPARE and r.failure is not None and last[0] > r.failure.t
+    repair = ((e.t, BY_STEP),) if r.failure and not new_host else ()
+    return r.to(
+        State.LAUNCHING,
+        e.t,
+        step=int(e.data["step"]),
+        pid=e.data.get("pid"),
+        agents={},
+        addresses={},
+        suspects=(),
+        restarts=r.restarts + repair,
+    )
+
+
+def _agent_joined(r: Replica, e: Event) -> Replica:
+    index = int(e.data["index"])
+    r = replace(
+        r,
+        agents={**r.agents, index: int(e.data["port"])},
+        addresses={**r.addresses, index: str(e.data.get("address", ""))},
+    )
+    return r.to(State.READY, e.t) if r.complete else r
+
+
+def _ranks_started(r: Replica, e: Event) -> Replica:
+    rung = e.data.get("rung")
+    return r.to(
+        State.RUNNING,
+        e.t,
+        attempt=int(e.data["attempt"]),
+        done_ranks=frozenset(),
+        restarts=r.restarts + (((e.t, str(rung)),) if rung == IN_PLACE else ()),
+        committed=False,
+    )
+
+
+def _progressed(r: Replica, e: Event) -> Replica:
+    return r.to(State.TRAINING, e.t, streak=0, ever_joined=True, progressed=e.t)
+
+
+def _failure(e: Event, launch: bool = False) -> Failure:
+    data = e.data
+    return Failure(
+        t=e.t - float(data.get("age", 0.0)),
+        what=str(data.get("what", "it ended")),
+        host=str(data.get("host", "")),
+        rank=data.get("rank"),
+        attempt=int(data.get("attempt", 0)),
+        log=str(data.get("log", "")),
+        traceback=str(data.get("traceback", "")),
+        launch=launch,
+        hung=data.get("hung") is True,
+    )
+
+
+def _with_failure(r: Replica, failure: Failure) -> Replica:
+    silent: tuple[str, ...] = ()
+    if failure.launch and r.pid is not None:  # without a first process the launcher failed, and no host
+        silent = tuple(host for index, host in enumerate(r.hosts) if index not in r.agents)
+        if len(silent) > 1 and len(silent) == len(r.hosts):
+            silent = ()  # one bad host keeps the whole step from starting, and nobody knows which
+    return replace(
+        r,
+        failure=failure,
+        first_failure=r.first_failure or failure,
+        streak=r.streak + 1,
+        suspects=silent,
+        agents={},
+    )
+
+
+def _failed(state: State) -> Any:
+    """A failure that ends the attempt: the first one of it is kept."""
+
+    def handler(r: Replica, e: Event) -> Replica:
+        failed = _with_failure(r, _failure(e, launch=r.state is State.LAUNCHING)).to(state, e.t)
+        ran_long = r.state in RANKS_RUN and e.t - r.since > LONG
+        return replace(failed, ever_joined=failed.ever_joined or ran_long)
+
+    return handler
+
+
+def _agent_lost(r: Replica, e: Event) -> Replica:
+    """An agent is silent: its host is suspect, other than when its step has ended by itself."""
+    lost = r.to(State.LOST, e.t) if r.state in (State.BROKEN, State.CLEARING) else _failed(State.LOST)(r, e)
+    return replace(lost, suspects=(*lost.suspects, str(e.data["host"])) if "host" in e.data else lost.suspects)
+
+
+def _rank_done(r: Replica, e: Event) -> Replica:
+    done = r.done_ranks | {int(e.data["rank"])}
+    r = replace(r, done_ranks=done)
+    return r.to(State.FINISHED, e.t) if len(done) == r.ranks else r
+
+
+def _clearing(r: Replica, e: Event) -> Replica:
+    return r.to(State.CLEARING, e.t, agents={})
+
+
+def _agent_cleared(r: Replica, e: Event) -> Replica:
+    r = replace(r, agents={**r.agents, int(e.data["index"]): int(e.data["port"])})
+    return r.to(State.READY, e.t) if r.complete else r
+
+
+def _step_ending(r: Replica, e: Event) -> Replica:
+    then, why = State(e.data["then"]), str(e.data.get("why", ""))
+    if r.state is State.LAUNCHING and then is State.PENDING:  # it never came up: that is a failure too
+        r = _with_failure(r, Failure(t=e.t, what=why, launch=True))
+    return r.to(then if r.pid is None else State.ENDING, e.t, then=then, why=why)
+
+
+def _host_replaced(r: Replica, e: Event) -> Replica:
+    """A spare stands at the bad host's place. What failed on the bad host does not count against it."""
+    hosts = tuple(str(e.data["spare"]) if host == e.data["bad"] else host for host in r.hosts)
+    return replace(r, hosts=hosts, suspects=(), streak=0, restarts=(*r.restarts, (e.t, SPARE)))
+
+
+def _step_gone(r: Replica, e: Event) -> Replica:
+    """The step left without being asked. All its ranks are gone with it."""
+    failed: Replica = _failed(State.PENDING)(r, e)
+    return replace(failed, pid=None)
+
+
+def _step_gone_after_failure(r: Replica, e: Event) -> Replica:
+    return r.to(State.PENDING, e.t, pid=None, agents={})
+
+
+def _step_ended(r: Replica, e: Event) -> Replica:
+    return r.to(r.then, e.t, pid=None, agents={})
+
+
+def _step_done(r: Replica, e: Event) -> Replica:
+    return r.to(State.DONE, e.t, pid=None, agents={})
+
+
+_END = {Kind.STEP_ENDING: _step_ending}
+
+TRANSITIONS: dict[State, dict[Kind, Any]] = {
+    State.PENDING: {Kind.STEP_LAUNCHED: _step_launched, Kind.HOST_REPLACED: _host_replaced, **_END},
+    State.LAUNCHING: {
+        Kind.AGENT_JOINED: _agent_joined,
+        Kind.AGENT_LOST: _agent_lost,
+        Kind.STEP_EXITED: _step_gone,
+        **_END,
+    },
+    State.READY: {
+        Kind.RANKS_STARTED: _ranks_started,
+        Kind.AGENT_LOST: _agent_lost,
+        Kind.STEP_EXITED: _step_gone,
+        **_END,
+    },
+    State.RUNNING: {
+        Kind.PROGRESSED: _progressed,
+        Kind.RANK_FAILED: _failed(State.BROKEN),
+        Kind.RANK_DONE: _rank_done,
+        Kind.AGENT_LOST: _agent_lost,
+        Kind.STEP_EXITED: _step_gone,
+        **_END,
+    },
+    State.TRAINING: {
+        Kind.RANK_FAILED: _failed(State.BROKEN),
+        Kind.RANK_DONE: _rank_done,
+        Kind.AGENT_LOST: _agent_lost,
+        Kind.STEP_EXITED: _step_gone,
+        **_END,
+    },
+    State.BROKEN: {
+        Kind.CLEARING: _clearing,
+        Kind.AGENT_LOST: _agent_lost,
+        Kind.STEP_EXITED: _step_gone_after_failure,
+        **_END,
+    },
+    State.CLEARING: {
+        Kind.AGENT_CLEARED: _agent_cleared,
+        Kind.AGENT_LOST: _agent_lost,
+        Kind.STEP_EXITED: _step_gone_after_failure,
+        **_END,
+    },
+    State.LOST: {Kind.STEP_EXITED: _step_gone_after_failure, **_END},
+    State.FINISHED: {Kind.STEP_EXITED: _step_done, **_END},
+    State.ENDING: {Kind.STEP_EXITED: _step_ended, Kind.STEP_ENDING: _step_ending},
+    State.DONE: {},
+    State.FAILED: {},
+    State.STOPPED: {},
+}
+
+_OF_AN_ATTEMPT = frozenset({Kind.PROGRESSED, Kind.RANK_FAILED, Kind.RANK_DONE, Kind.AGENT_CLEARED, Kind.COMMIT})
+_OF_A_STEP = frozenset({Kind.AGENT_JOINED, Kind.AGENT_LOST, Kind.STEP_EXITED})
+
+
+def _is_late(r: Replica, e: Event) -> bool:
+    """Is this news of an attempt or a step that is over?"""
+    if e.kind in _OF_AN_ATTEMPT and e.data.get("attempt", r.attempt) != r.attempt:
+        return True
+    return e.kind in _OF_A_STEP and e.data.get("step", r.step) != r.step
+
+
+def observe(state: RunState, event: Event) -> RunState:
+    """The state after this event. Never raises for an event that the log can hold."""
+    kind, data = event.kind, event.data
+    if kind is Kind.RUN_STARTED:
+        return _run_started(event)
+    if kind is Kind.STOP_REQUESTED:
+        return state if state.stop else replace(state, stop=str(data["why"]), stop_code=int(data["code"]))
+    if kind is Kind.RUN_ENDED:
+        return replace(state, ended=int(data["code"]))
+    if kind is Kind.QUORUM:
+        return replace(state, collective=True)
+    if event.replica is None or not 0 <= event.replica < len(state.replicas):
+        return state
+    replica = state.replicas[event.replica]
+    if _is_late(replica, event):
+        return state
+    if kind is Kind.COMMIT:
+        return state.with_replica(replace(replica, committed=True)) if data.get("committed") else state
+    handler = TRANSITIONS[replica.state].get(kind)
+    if handler is None:
+        return state
+    after = state.with_replica(handler(replica, event))
+    if kind is Kind.HOST_REPLACED:
+        return replace(after, spares=tuple(host for host in state.spares if host != data["spare"]))
+    done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
+    return replace(after, first_done=event.t) if done and after.first_done is None else after
+
+
+def _run_started(event: Event) -> RunState:
+    data = event.data
+    return RunState(
+        started=event.t,
+        spares=tuple(data.get("spares", ())),
+        replicas=tuple(
+            Replica(
+                id=i,
+                hosts=tuple(hosts),
+                ranks_per_host=int(data["ranks_per_host"]),
+                since=event.t,
+                # A run that was requeued goes on counting, so that no attempt's files are overwritten.
+                attempt=int(data.get("attempts", {}).get(str(i), 0)),
+                step=int(data.get("steps", {}).get(str(i), 0)),
+            )
+            for i, hosts in enumerate(data["replicas"])
+        ),
+    )
+
+
+def fold(events: Iterable[Event]) -> RunState:
+    """The state of a run from its log."""
+    return reduce(observe, events, RunState())

@@ -214,7 +214,9 @@ def test_large_data_is_kept_out_of_the_control_channel_unless_one_call_allows_it
     assert one.options(limit=2**25).call_one(len, large).get(SOON) == len(large)
     with pytest.raises(ResultError, match="more than the limit of 16 MiB"):
         one.call_one(bytes, len(large)).get(SOON)
-    assert one.options(limit=2**25).call_one(bytes, len(large)).get(SOON) == large
+    with pytest.raises(TypeError):
+        one.options(size=1)
+    assert one.options(limit=2**25).options(timeout=SOON).call_one(bytes, len(large)).get(SOON) == large
 
 
 def test_a_call_with_a_time_out_gives_the_values_that_came_and_frees_the_late(
@@ -229,7 +231,7 @@ def test_a_call_with_a_time_out_gives_the_values_that_came_and_frees_the_late(
         return context().rank.index
 
     began = time.monotonic()
-    values = mesh.options(timeout=1).call(late, str(tmp_path)).get(SOON)
+    values = mesh.options(timeout=3).call(late, str(tmp_path)).get(SOON)
     assert time.monotonic() - began < SOON
     assert [value for _, value in values.ok()] == [0, 1, 2]
     ((_, error),) = values.failed()

@@ -115,7 +115,7 @@ def test_a_call_during_a_repair_waits_for_it_or_fails_at_once_as_asked(make_mesh
     waiting = mesh.call(lambda: context().incarnation)
     at_once = mesh.options(wait=False).call(os.getpid).get(SOON)
     assert failed(at_once) == [0] and isinstance(at_once.failed()[0][1], SupervisionError)
-    bounded = mesh.options(timeout=0.2).call(os.getpid).get(SOON)
+    bounded = mesh.options(timeout=2).call(os.getpid).get(SOON)
     assert failed(bounded) == [0] and isinstance(bounded.failed()[0][1], TimeoutError)
     cancelled = mesh.call(os.getpid)
     assert not waiting.done() and cancelled.cancel()
@@ -233,7 +233,7 @@ def test_a_spare_takes_the_place_of_a_host_that_cannot_be_kept(make_mesh: MakeMe
 
 
 def test_a_silent_host_is_a_lost_one(make_mesh: MakeMesh) -> None:
-    mesh = make_mesh(2, 1, spares=1, policy=Policy(agent_timeout=1.5))
+    mesh = make_mesh(2, 1, spares=1, policy=Policy(agent_timeout=3.0))
     stopped = host_process(pids(mesh)[0])
     os.kill(stopped, signal.SIGSTOP)
     values = mesh.call(os.getpid).get(SOON)
@@ -260,6 +260,15 @@ def test_processes_that_never_come_up_are_a_failure_that_says_why(make_mesh: Mak
     with pytest.raises(MeshFailure, match="the zygote is gone"):
         mesh.call(os.getpid)
     assert len(mesh.initialized.get(SOON).failed()) == 1
+
+
+def test_calls_that_are_under_way_when_the_mesh_is_stopped_end_with_it(make_mesh: MakeMesh, tmp_path: Path) -> None:
+    mesh = make_mesh(1, 2)
+    pids(mesh)
+    calls = [mesh.call(wait_for, str(tmp_path / "never")) for _ in range(3)]
+    mesh.stop(grace=0.1)
+    for call in calls:
+        assert all("was stopped" in str(error) or "killed" in str(error) for _, error in call.get(SOON).failed())
 
 
 CLIENT = """

@@ -10,6 +10,7 @@ import html
 import inspect
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from slurm_ft.mesh.extent import Region
 from slurm_ft.mesh.futures import Future
 from slurm_ft.mesh.remote.calling import STOP_GRACE, Adverbs, Options, Shaped, Shared, Stream, next_number
 from slurm_ft.mesh.remote.calls import Call, value_mesh
-from slurm_ft.mesh.remote.pickling import LIMIT, dump
+from slurm_ft.mesh.remote.pickling import dump
 from slurm_ft.mesh.remote.state import Handler, State
 from slurm_ft.mesh.remote.step import worker_log
 from slurm_ft.mesh.remote.switchboard import ActorRecord
@@ -39,9 +40,9 @@ class Endpoint:
         header = {"a": actors._record.number, "m": name, "async": actors._names[name]}
         self._adverbs = Adverbs(actors, f"{actors.name}.{name}", header, options)
 
-    def options(self, timeout: float | None = None, limit: int = LIMIT, wait: bool = True) -> Endpoint:
-        """The same endpoint, called in another way; see `Options`."""
-        return Endpoint(self._actors, self._name, Options(timeout, limit, wait))
+    def options(self, **changes: Any) -> Endpoint:
+        """The same endpoint, called in another way: `timeout=`, `limit=`, `wait=` (see `Options`)."""
+        return Endpoint(self._actors, self._name, replace(self._options, **changes))
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call all actors. The result has a value or an error for each; it comes even if processes are lost."""
@@ -113,9 +114,9 @@ class ProcessMesh(Shaped):
     def _with(self, region: Region) -> Self:
         return type(self)(self._shared, region, self._started, self._options)
 
-    def options(self, timeout: float | None = None, limit: int = LIMIT, wait: bool = True) -> Self:
-        """The same processes, called in another way; see `Options`."""
-        return type(self)(self._shared, self._region, self._started, Options(timeout, limit, wait))
+    def options(self, **changes: Any) -> Self:
+        """The same processes, called in another way: `timeout=`, `limit=`, `wait=` (see `Options`)."""
+        return type(self)(self._shared, self._region, self._started, replace(self._options, **changes))
 
     @property
     def name(self) -> str:

@@ -50,7 +50,7 @@ def everywhere(workers):
 
 
 allocation = Allocation.here()
-with allocation.processes(per_host={"gpu": 2}, spares=1, policy=Policy(agent_timeout=2.0)) as mesh:
+with allocation.processes(per_host={"gpu": 2}, spares=1, policy=Policy(agent_timeout=4.0)) as mesh:
     tell("folder", [str(mesh.folder), str(mesh.folder.stat().st_mode), list(allocation.hosts)])
     workers = mesh.spawn("workers", Worker, "hello")
     tell("first", everywhere(workers))

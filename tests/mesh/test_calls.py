@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ft.errors import UsageError
+from slurm_ft.errors import SpecError, UsageError
 from slurm_ft.mesh import (
     Actor,
     ActorError,
+    Allocation,
     CallTimeout,
     NotPicklable,
     PayloadTooLarge,
@@ -388,16 +389,46 @@ def test_64_processes_on_8_hosts_answer(make_mesh: MakeMesh) -> None:
     assert [index for index, _ in mesh.slice(replica=2, gpu=7).call(where).get(SOON).values()] == [39, 47]
 
 
-def test_more_dimensions_on_a_host_and_a_folder_environment_and_preload(make_mesh: MakeMesh, tmp_path: Path) -> None:
+def test_processes_start_with_the_environment_and_the_modules_asked_for(make_mesh: MakeMesh) -> None:
     mesh = make_mesh(1, 1, environment={"COLOUR": "red"}, preload=("colorsys",))
     assert mesh.call(os.getenv, "COLOUR").get(SOON).item() == "red"
-
-    def loaded() -> bool:
-        import sys
-
-        return "colorsys" in sys.modules
-
-    assert mesh.call(loaded).get(SOON).item()
+    assert mesh.call(lambda: "colorsys" in sys.modules).get(SOON).item()
+    assert mesh.call(lambda: "zmq" in sys.modules).get(SOON).item() is False
     mesh.stop()
     with pytest.raises(UsageError, match="was stopped"):
         mesh.call(os.getpid)
+
+
+def test_meshes_beside_each_other_keep_to_themselves_and_logs_stay_where_they_were_asked_for(tmp_path: Path) -> None:
+    local = Allocation.local(hosts=1)
+    with local.processes({"dp": 2, "tp": 1}, folder=tmp_path) as one, local.processes(folder=tmp_path) as other:
+        assert one.sizes == {"replica": 1, "host": 1, "dp": 2, "tp": 1}
+        one.call(print, "hello").get(SOON).check()
+        seen = [*one.call(os.getpid).get(SOON).values(), *other.call(os.getpid).get(SOON).values()]
+        assert len(set(seen)) == 3
+        log = one.logs().item(dp=1)
+    assert log.read_text() == "hello\n"
+    assert len(list(tmp_path.iterdir())) == 2 and not list(tmp_path.glob("*/secret"))
+
+
+@pytest.mark.parametrize(
+    ("per_host", "options", "words"),
+    [
+        ({"gpu": 0}, {}, "per_host has 0 along gpu"),
+        ({"host": 2}, {}, "that name is taken"),
+        ({"gpu": 1}, {"replicas": 0, "spares": -1}, "2 problems"),
+        ({"gpu": 1}, {"replicas": 3}, "3 replicas of 1 host need 3 hosts"),
+        ({"gpu": 1}, {"spares": 2}, "1 replica of 1 host and 2 spares"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused_with_all_that_is_wrong(
+    per_host: dict[str, int], options: dict[str, int], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        Allocation.local(hosts=2).processes(per_host, **options)
+
+
+def test_outside_of_a_job_there_is_no_allocation_here() -> None:
+    with pytest.raises(UsageError, match="no Slurm allocation around") as caught:
+        Allocation.here({})
+    assert "Allocation.local()" in caught.value.hint

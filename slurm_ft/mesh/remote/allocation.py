@@ -94,9 +94,9 @@ class Allocation:
         after `spares` of them have been set aside for repairs; hosts that do not fill a replica are spares
         too. `preload` names modules that every process has imported from its start (`("torch",)`).
         `environment` is set in every process. `policy` has the budgets of repairs. `owner` may have a method
-        `__supervise__(failure)`, and `fault_hook` hears of failures that nobody repairs. `folder` keeps keys
-        and logs, and must be on a file system that all hosts share; by default it is a temporary one for
-        local processes, and `runs/mesh-...` in a Slurm job.
+        `__supervise__(failure)`, and `fault_hook` hears of failures that nobody repairs. Keys and logs
+        are in a new `mesh-...` in `folder`, which must be on a file system that all hosts share; by default
+        that is `runs` in a Slurm job, and for local processes a temporary one that is removed.
         Raises SpecError that lists all that is wrong, LaunchError when nothing can be started.
         """
         per_host = dict(per_host or {"gpu": 1})
@@ -106,7 +106,7 @@ class Allocation:
         extent = Extent(("replica", "host", *per_host), (replicas, len(layout.replicas[0]), *per_host.values()))
         mesh_id = secrets.token_hex(4)
         temporary = folder is None and self.kind == "local"
-        paths = RunPaths(folder if folder is not None else self._folder(mesh_id))
+        paths = RunPaths(self._folder(mesh_id) if folder is None else Path(folder) / f"mesh-{mesh_id}")
         paths.create()
         make_keys(paths)
         write_json(

@@ -334,3 +334,28 @@ def test_the_keys_are_the_owners_alone_and_nobody_gets_in_without_them(make_mesh
             socket.disable_monitor()
             monitor.close()
     assert pids(mesh) and not marker.exists()
+
+
+def test_two_hosts_lost_at_once_and_one_spare_is_one_repair_and_one_failure(make_mesh: MakeMesh) -> None:
+    mesh = make_mesh(3, 2, spares=1, policy=NO_RESTARTS)
+    before = pids(mesh)
+    for victim in {host_process(pid) for pid in before}:
+        kill(victim)
+    wait_until(lambda: mesh.generation and "failed" in list(mesh.states().values()), SOON)
+    wait_until(lambda: sorted(set(mesh.states().values())) == ["failed", "up"], SOON)
+    states = [mesh.slice(host=host).states() for host in (0, 1)]
+    good = next(host for host, state in enumerate(states) if set(state.values()) == {"up"})
+    assert list(mesh.slice(host=good).call(lambda: context().host).get(SOON).values()) == ["local2"] * 2
+    with pytest.raises(MeshFailure):
+        mesh.call(os.getpid)
+
+
+def test_a_slice_restarted_again_and_again_while_it_comes_up_is_up_in_the_end(make_mesh: MakeMesh) -> None:
+    mesh = make_mesh(1, 3)
+    before = pids(mesh)
+    futures = [mesh.slice(gpu=slice(0, 2)).restart() for _ in range(3)]
+    for future in futures:
+        future.get(SOON).check()
+    after = pids(mesh)
+    assert after[2] == before[2] and not set(after[:2]) & set(before)
+    assert mesh.call(os.getpid).get(SOON).check()

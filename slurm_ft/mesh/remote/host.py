@@ -50,10 +50,10 @@ KILLED_WITHIN = 2.0
 
 
 class _Worker:
-    """What the host knows of one worker."""
+    """What the host knows of one worker. Its place, `local`, may have another one meanwhile."""
 
-    def __init__(self, incarnation: int) -> None:
-        self.incarnation = incarnation
+    def __init__(self, local: int, incarnation: int) -> None:
+        self.local, self.incarnation = local, incarnation
         self.pid = 0
         self.pidfd = -1
         self.code: int | None = None
@@ -71,7 +71,8 @@ class Host:
         self._per_host: int = self._config["per_host"]
         self._workers: dict[int, _Worker] = {}
         self._results: list[tuple[Header, bytes]] = []
-        self._forks: deque[int] = deque()
+        self._forked: list[_Worker] = []
+        self._forks: deque[_Worker] = deque()
         self._forking = 0
         self._over = asyncio.Event()
         self._grace = 0.0
@@ -128,28 +129,33 @@ class Host:
     # Workers.
 
     def _fork(self, local: int, incarnation: int) -> None:
-        self._workers[local] = _Worker(incarnation)
-        self._forks.append(local)
+        self._workers[local] = _Worker(local, incarnation)
+        self._forks.append(self._workers[local])
         self._fork_next()
 
     def _fork_next(self) -> None:
         while self._forks and self._forking < FORKS_AT_ONCE:
-            local = self._forks.popleft()
+            worker = self._forks.popleft()
             self._forking += 1
-            worker = self._workers[local]
-            index = self._slot * self._per_host + local
+            # The zygote calls it by a number that no other worker ever has: a place may be filled again
+            # before the end of the last one there has been told.
+            number = len(self._forked)
+            self._forked.append(worker)
+            index = self._slot * self._per_host + worker.local
             log = worker_log(self._paths.root, index, worker.incarnation)
+            environment, cpus = self._worker_environment(worker, index), sorted(self._cpus[worker.local])
             with contextlib.suppress(OSError):  # the zygote is gone: we are told of that too
-                self._forker.fork(local, self._worker_environment(local, index), str(log), sorted(self._cpus[local]))
+                self._forker.fork(number, environment, str(log), cpus)
 
-    def _worker_environment(self, local: int, index: int) -> dict[str, str]:
+    def _worker_environment(self, worker: _Worker, index: int) -> dict[str, str]:
+        local = worker.local
         device = self._seen[local].device
         about: dict[str, Any] = {
             **{name: self._config[name] for name in ("labels", "sizes", "name", "sys_path")},
             "socket": self._socket,
             "index": index,
             "local": local,
-            "incarnation": self._workers[local].incarnation,
+            "incarnation": worker.incarnation,
             "host": self._host,
             "address": self._address,
             "device": device,
@@ -163,14 +169,14 @@ class Host:
             "LOCAL_WORLD_SIZE": str(self._per_host),
         }
 
-    def _born(self, local: int, pid: int) -> None:
-        worker = self._workers[local]
+    def _born(self, number: int, pid: int) -> None:
+        worker = self._forked[number]
         worker.pid = pid
         with contextlib.suppress(OSError):  # it has ended already, and we are about to be told
             worker.pidfd = os.pidfd_open(pid)
         self._forking -= 1
         self._fork_next()
-        self._tell_up(local, worker)
+        self._tell_up(worker)
 
     def _from_worker(self, connection: Framed, header: Header, payload: bytes) -> None:
         if header["k"] == "hello":
@@ -192,11 +198,11 @@ class Host:
             worker.control = connection
         else:
             worker.data, connection.owner = connection, header["local"]
-        self._tell_up(header["local"], worker)
+        self._tell_up(worker)
 
-    def _tell_up(self, local: int, worker: _Worker) -> None:
+    def _tell_up(self, worker: _Worker) -> None:
         if worker.pid and worker.data is not None and worker.control is not None and worker.code is None:
-            self._end.send({"k": "up", "local": local, "incarnation": worker.incarnation, "pid": worker.pid})
+            self._end.send({"k": "up", "local": worker.local, "incarnation": worker.incarnation, "pid": worker.pid})
 
     def _flush(self) -> None:
         results, self._results = self._results, []
@@ -208,29 +214,29 @@ class Host:
         if local is not None and self._workers[local].data is connection:
             worker = self._workers[local]
             worker.read_out = True
-            self._tell_end(local, worker)
+            self._tell_end(worker)
             if worker.code is None:  # it cannot answer any more, so it must not seem to live
                 asyncio.get_running_loop().call_later(CUT_OFF, self._kill, worker)
 
-    def _exited(self, local: int, code: int, at: float) -> None:
-        worker = self._workers[local]
+    def _exited(self, number: int, code: int, at: float) -> None:
+        worker = self._forked[number]
         worker.code = code
         if worker.pidfd >= 0:
             os.close(worker.pidfd)
             worker.pidfd = -1
         if worker.data is None:
             worker.read_out = True
-        self._tell_end(local, worker)
+        self._tell_end(worker)
         if not worker.told:
-            asyncio.get_running_loop().call_later(LAST_WORDS, self._tell_end, local, worker, True)
+            asyncio.get_running_loop().call_later(LAST_WORDS, self._tell_end, worker, True)
 
-    def _tell_end(self, local: int, worker: _Worker, now: bool = False) -> None:
+    def _tell_end(self, worker: _Worker, now: bool = False) -> None:
         """Tell of a worker's end once, after whatever it had still answered."""
         if worker.told or worker.code is None or not (worker.read_out or now):
             return
         worker.told = True
         self._flush()
-        self._end.send({"k": "died", "local": local, "incarnation": worker.incarnation, "code": worker.code})
+        self._end.send({"k": "died", "local": worker.local, "incarnation": worker.incarnation, "code": worker.code})
 
     # The client.
 
@@ -268,12 +274,12 @@ class Host:
 
     async def _end_workers(self) -> None:
         """Close their connections, which ends those that are idle, and kill the others after the grace."""
-        for worker in self._workers.values():
+        for worker in self._forked:
             for connection in (worker.data, worker.control):
                 if connection is not None:
                     connection.close()
         await self._until_all_ended(self._grace)
-        for worker in self._workers.values():
+        for worker in self._forked:
             self._kill(worker)
         await self._until_all_ended(KILLED_WITHIN)
         with contextlib.suppress(OSError):
@@ -281,7 +287,7 @@ class Host:
 
     async def _until_all_ended(self, seconds: float) -> None:
         give_up = asyncio.get_running_loop().time() + seconds
-        while any(worker.pid and worker.code is None for worker in self._workers.values()):
+        while any(worker.pid and worker.code is None for worker in self._forked):
             if asyncio.get_running_loop().time() > give_up:
                 return
             await asyncio.sleep(0.01)

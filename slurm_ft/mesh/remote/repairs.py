@@ -105,7 +105,7 @@ class Repairs:
     def up(self, slot: Slot, header: Header) -> None:
         process = self._crew.at(slot, header["local"])
         if process.incarnation != header["incarnation"] or process.state not in (State.STARTING, State.REPAIRING):
-            if process.state is State.OUT:
+            if process.state in GIVEN_UP:
                 self._crew.end.send(slot.peer, {"k": "kill", "local": header["local"]})
             return
         process.state, process.pid, process.failure = State.UP, header["pid"], None
@@ -120,7 +120,6 @@ class Repairs:
             return
         code = header["code"]
         if process.asked_to_end:
-            process.asked_to_end = False
             self._lost([process], "it was restarted on request", slot, "process", signal=-code if code < 0 else None)
             self._apply(Loss(slot.number, process.index), Decision(Action.RESTART, 0.0, "on request"))
             return
@@ -128,7 +127,8 @@ class Repairs:
         failure = self._lost(
             [process], cause, slot, "process", code=code if code >= 0 else None, signal=-code if code < 0 else None
         )
-        self._spawn(self._supervise(Loss(slot.number, process.index), failure))
+        loss = Loss(slot.number, process.index)
+        self._spawn(self._surely(loss, self._supervise(loss, failure)))
 
     # Losses and what is done about them.
 
@@ -148,6 +148,7 @@ class Repairs:
         )
         for process in lost:
             process.state, process.failure, process.pid = State.REPAIRING, failure, 0
+            process.asked_to_end = False
             self._switchboard.lost(process, failure)
         return failure
 
@@ -157,8 +158,18 @@ class Repairs:
         slot.state, slot.peer = State.REPAIRING, b""
         alive = [p for p in self._crew.processes_of(slot) if p.state is not State.OUT]
         if alive:
-            failure = self._lost(alive, cause, slot, "host")
-            self._spawn(self._supervise(Loss(slot.number, None, silent), failure))
+            failure, loss = self._lost(alive, cause, slot, "host"), Loss(slot.number, None, silent)
+            self._spawn(self._surely(loss, self._supervise(loss, failure)))
+        else:
+            self._let_host_go(slot, State.OUT)
+
+    async def _surely(self, loss: Loss, repair: Coroutine[Any, Any, None]) -> None:
+        """A repair that goes wrong by a fault of ours must not leave anybody waiting."""
+        try:
+            await repair
+        except Exception:
+            log.exception("mesh %s: a repair failed by a fault of slurm-ft itself", self._crew.name)
+            self._give_up(loss, Action.PROPAGATE)
 
     async def _supervise(self, loss: Loss, failure: MeshFailure) -> None:
         slot = self._crew.slots[loss.slot]
@@ -166,7 +177,9 @@ class Repairs:
         mark = [(process.incarnation, process.failure) for process in concerned], slot.incarnation
 
         def overtaken() -> bool:
-            return self._crew.stopping or mark != ([(p.incarnation, p.failure) for p in concerned], slot.incarnation)
+            now = [(p.incarnation, p.failure) for p in concerned], slot.incarnation
+            waits = any(process.state is State.REPAIRING for process in concerned)
+            return self._crew.stopping or mark != now or not waits
 
         log.warning("%s", failure.report())
         decision = await self._ask(loss, failure)
@@ -177,7 +190,8 @@ class Repairs:
                 time.monotonic(), loss, self._crew.repairs, self._crew.policy, len(self._crew.layout.spares)
             )
         failure.why = decision.why
-        await asyncio.sleep(decision.delay)
+        if decision.delay:  # or no pause at all: between a decision and its spare nobody else may take that
+            await asyncio.sleep(decision.delay)
         if not overtaken():
             log.warning("mesh %s: %s: %s", self._crew.name, decision.action, decision.why)
             self._apply(loss, decision)
@@ -208,7 +222,19 @@ class Repairs:
         if action is Action.RESTART and loss.index is not None and slot.state is State.UP:
             self._restart(slot, self._crew.processes[loss.index])
         else:
-            self._spawn(self._restart_host(slot, replace=action is Action.REPLACE))
+            old, slot.step = slot.step, None
+            self._renew(slot)
+            if action is Action.REPLACE:
+                self._take_spare(slot)
+                if old is not None:
+                    self._end_in_background(old)  # its host may not answer: nobody waits for it
+                    old = None
+            self._spawn(self._surely(Loss(slot.number), self._relaunch(slot, old)))
+
+    def _take_spare(self, slot: Slot) -> None:
+        self._crew.layout = self._crew.layout.without(slot.host)
+        replica, place = divmod(slot.number, len(self._crew.layout.replicas[0]))
+        slot.host = self._crew.layout.hosts_of(replica)[place]
 
     def _give_up(self, loss: Loss, action: Action) -> None:
         slot = self._crew.slots[loss.slot]
@@ -223,16 +249,23 @@ class Repairs:
             self._switchboard.let_go(process)
         if action is Action.SHRINK:
             self._crew.generation += 1
+            for other in self._crew.slots:
+                gone = all(process.state is State.OUT for process in self._crew.processes_of(other))
+                if gone and other.state is State.REPAIRING:
+                    self._let_host_go(other, State.OUT)
         if action is Action.PROPAGATE:
             self._crew.failed.update({p.index: p.failure for p in concerned if p.failure is not None})
             failure = concerned[0].failure
             assert failure is not None
             self._spawn(_tell(self._fault_hook, failure))
         if loss.index is None:
-            slot.state, slot.peer = state, b""
-            if slot.step is not None:
-                self._end_in_background(slot.step)
-                slot.step = None
+            self._let_host_go(slot, state)
+
+    def _let_host_go(self, slot: Slot, state: State) -> None:
+        slot.state, slot.peer = state, b""
+        if slot.step is not None:
+            self._end_in_background(slot.step)
+            slot.step = None
 
     def _unit(self, loss: Loss) -> list[Process]:
         """What goes when the mesh shrinks: the replica, or the host or the process if there is but one of it."""
@@ -279,8 +312,9 @@ class Repairs:
         if process.incarnation == incarnation and process.state is State.REPAIRING and slot.peer:
             self._crew.end.send(slot.peer, {"k": "kill", "local": process.index % self._crew.per_host})
 
-    async def _restart_host(self, slot: Slot, replace: bool) -> None:
-        old, slot.peer, slot.state, slot.step = slot.step, b"", State.REPAIRING, None
+    def _renew(self, slot: Slot) -> None:
+        """From now on, news of the host's processes as they were does not count."""
+        slot.peer, slot.state = b"", State.REPAIRING
         alive = [process for process in self._crew.processes_of(slot) if process.state is not State.OUT]
         others = [process for process in alive if process.state is not State.REPAIRING]
         if others:
@@ -288,13 +322,9 @@ class Repairs:
         slot.incarnation = self._crew.generation
         for process in alive:
             process.incarnation = slot.incarnation
-        if replace:
-            self._crew.layout = self._crew.layout.without(slot.host)
-            replica, place = divmod(slot.number, len(self._crew.layout.replicas[0]))
-            slot.host = self._crew.layout.hosts_of(replica)[place]
-            if old is not None:
-                self._end_in_background(old)  # its host may not answer: nobody waits for it
-        elif old is not None:
+
+    async def _relaunch(self, slot: Slot, old: StepHandle | None) -> None:
+        if old is not None:
             await _end_step(old)
         if not self._crew.stopping:
             self._launch(slot)

@@ -10,12 +10,17 @@ from typing import Any
 __version__ = "0.1.0"
 
 _API = {
+    "Actor": "slurm_ft.mesh",
+    "Allocation": "slurm_ft.mesh",
     "Budget": "slurm_ft.spec",
     "Cluster": "slurm_ft.api",
     "Policy": "slurm_ft.spec",
+    "ProcessMesh": "slurm_ft.mesh",
     "ReplicaSpec": "slurm_ft.spec",
     "Run": "slurm_ft.api",
     "RunSpec": "slurm_ft.spec",
+    "current_rank": "slurm_ft.mesh",
+    "endpoint": "slurm_ft.mesh",
 }
 
 

@@ -49,7 +49,7 @@ def make_keys(paths: RunPaths) -> None:
                 os.umask(previous)
 
 
-def _keys(folder: Path, name: str) -> tuple[bytes, bytes]:
+def keys_of(folder: Path, name: str) -> tuple[bytes, bytes]:
     """A key pair (public, secret). Raises RunFolderError when it is not there or not readable."""
     try:
         public, secret = zmq.auth.load_certificate(folder / f"{name}.key_secret")
@@ -76,7 +76,7 @@ def _endpoint(paths: RunPaths) -> str:
     return paths.endpoint.read_text() if paths.endpoint.exists() else ""
 
 
-class _OnlyAgents:
+class OnlyAgents:
     """Lets in the holders of the agents' key and nobody else (ZAP's credentials provider)."""
 
     def __init__(self, public: bytes) -> None:
@@ -97,12 +97,12 @@ class Server:
         """
         self._stamp = {"epoch": epoch} if epoch else {}
         self._paths = paths
-        public, secret = _keys(paths.secret, "controller")
-        agent_public, _ = _keys(paths.secret, "agent")
+        public, secret = keys_of(paths.secret, "controller")
+        agent_public, _ = keys_of(paths.secret, "agent")
         self._context = zmq.asyncio.Context()
         self._gate = AsyncioAuthenticator(self._context)
         self._gate.start()
-        self._gate.configure_curve_callback(credentials_provider=_OnlyAgents(agent_public))
+        self._gate.configure_curve_callback(credentials_provider=OnlyAgents(agent_public))
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -163,7 +163,7 @@ class Client:
     def __init__(self, paths: RunPaths, identity: bytes) -> None:
         self._paths = paths
         self._identity = identity
-        self._keys = _keys(paths.secret, "agent"), _keys(paths.secret, "controller")[0]
+        self._keys = keys_of(paths.secret, "agent"), keys_of(paths.secret, "controller")[0]
         self._context = zmq.asyncio.Context()
         self._endpoint = ""
         self._socket: zmq.asyncio.Socket | None = None

@@ -41,6 +41,7 @@ LINES = "SLURM_FT_LINES"
 OPTIONS = "SLURM_FT_OPTIONS"
 CHAIN = "SLURM_FT_CHAIN"
 TRANSPORT_KEY = "SLURM_FT_TRANSPORT_KEY"
+MESH = "SLURM_FT_MESH"
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 REPLICA_GROUP_ID = "REPLICA_GROUP_ID"
@@ -76,6 +77,7 @@ VARIABLES = (
     Variable(SCRATCH, "agent", "the site's scratch folder on this host, where there is one"),
     Variable(CHECK, "check", "what `slurm-ft check --hosts` asks of each host, as JSON"),
     Variable(HOST, "check", "the name of the host that a health check is asked about"),
+    Variable(MESH, "mesh", "tells a process of a Python mesh where it belongs; gone before your code runs"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable(KEEPER, "agent", "the socket of the host's keeper, where the run has one; slurm_ft.train.keep asks there"),
     Variable(KEEPER_MODE, "agent", "what the host's keeper keeps of a rank: live, snapshot, both or off"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Extent:
     def size(self) -> int:
         """The number of places; 1 when there are no dimensions."""
         return math.prod(self.sizes)
+
+    @property
+    def nelements(self) -> int:
+        """The same, by Monarch's name."""
+        return self.size
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -75,8 +80,11 @@ class Extent:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """One place in an extent. `point["gpu"]` is its coordinate there. Raises IndexError if it is outside."""
+class Point(Mapping[str, int]):
+    """One place in an extent: a mapping of its coordinates, with its number as `rank`.
+
+    Raises IndexError if it is outside.
+    """
 
     extent: Extent
     index: int
@@ -91,8 +99,23 @@ class Point:
         steps = zip(self.extent.labels, self.extent.strides, self.extent.sizes, strict=True)
         return {label: self.index // stride % size for label, stride, size in steps}
 
+    @property
+    def rank(self) -> int:
+        """The number of the place, by Monarch's name."""
+        return self.index
+
+    def size(self, label: str) -> int:
+        """The size of the extent along a dimension. Raises KeyError if there is none of that name."""
+        return dict(zip(self.extent.labels, self.extent.sizes, strict=True))[label]
+
     def __getitem__(self, label: str) -> int:
         return self.coordinates[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extent.labels)
+
+    def __len__(self) -> int:
+        return len(self.extent.labels)
 
     def __str__(self) -> str:
         places = zip(self.coordinates.items(), self.extent.sizes, strict=True)
@@ -154,6 +177,37 @@ class Region:
                 raise ValueError(f"the region {self.extent} has gaps and cannot be flattened")
         return Region((name,), (self.size,), (walked[-1][1] if walked else 1,), self.offset)
 
+    def rename(self, **names: str) -> Region:
+        """Give dimensions other names: `rename(host="node")`. Raises ValueError for a name that is taken."""
+        self._check_labels(names)
+        labels = tuple(names.get(label, label) for label in self.labels)
+        Extent(labels, self.sizes)
+        return dataclasses.replace(self, labels=labels)
+
+    def split(self, **parts: tuple[str, ...] | int) -> Region:
+        """Cut dimensions into several: `split(gpu=("dp", "tp"), tp=2)` makes 8 gpus {dp: 4, tp: 2}.
+
+        Of each dimension's new sizes one may be left out. Raises ValueError when they do not multiply to the
+        dimension's size, TypeError for a size that belongs to no new dimension.
+        """
+        cuts = {label: part for label, part in parts.items() if not isinstance(part, int)}
+        given = {label: part for label, part in parts.items() if isinstance(part, int)}
+        self._check_labels(cuts)
+        stray = sorted(set(given) - set(itertools.chain.from_iterable(cuts.values())))
+        if stray:
+            raise TypeError(f"a size is given for {stray[0]!r}, which no dimension is split into")
+        kept: list[tuple[str, int, int]] = []
+        for label, size, stride in zip(self.labels, self.sizes, self.strides, strict=True):
+            if label not in cuts:
+                kept.append((label, size, stride))
+                continue
+            inner = stride * size
+            for name, part in zip(cuts[label], _part_sizes(label, size, cuts[label], given), strict=True):
+                inner //= part
+                kept.append((name, part, inner))
+        Extent(tuple(label for label, _, _ in kept), tuple(size for _, size, _ in kept))
+        return _region(kept, self.offset)
+
     def __iter__(self) -> Iterator[int]:
         axes = zip(self.sizes, self.strides, strict=True)
         steps = [range(0, size * stride, stride) for size, stride in axes]
@@ -175,6 +229,16 @@ def _region(kept: list[tuple[str, int, int]], offset: int) -> Region:
         tuple(stride for _, _, stride in kept),
         offset,
     )
+
+
+def _part_sizes(label: str, size: int, names: tuple[str, ...], given: Mapping[str, int]) -> list[int]:
+    open_names = [name for name in names if name not in given]
+    known = math.prod(given[name] for name in names if name in given)
+    fits = known >= 1 and size % known == 0 if len(open_names) == 1 else not open_names and known == size
+    if not fits:
+        words = ", ".join(f"{name}={given[name]}" if name in given else name for name in names)
+        raise ValueError(f"{label} of size {size} cannot be split into ({words})")
+    return [given.get(name, size // known) for name in names]
 
 
 def _checked(label: str, coordinate: int, size: int) -> int:

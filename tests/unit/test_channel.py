@@ -283,7 +283,7 @@ def test_two_runs_have_different_keys(paths: RunPaths, tmp_path: Path) -> None:
     other = RunPaths(tmp_path / "other")
     other.create()
     make_keys(other)
-    assert channel._keys(paths.secret, "agent") != channel._keys(other.secret, "agent")
+    assert channel.keys_of(paths.secret, "agent") != channel.keys_of(other.secret, "agent")
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "no key in it"])

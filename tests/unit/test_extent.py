@@ -139,3 +139,52 @@ def test_misuse_raises_what_pythons_containers_raise() -> None:
 def test_an_extent_that_cannot_be_is_refused(labels: tuple[str, ...], sizes: tuple[int, ...], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         Extent(labels, sizes)
+
+
+def test_a_point_is_a_mapping_of_its_coordinates() -> None:
+    point = MESH.point(9)
+    assert dict(point) == {"replica": 1, "host": 0, "gpu": 1} and len(point) == 3
+    assert (point.rank, point.size("gpu"), MESH.nelements) == (9, 8, 32)
+    with pytest.raises(KeyError):
+        point.size("node")
+
+
+@given(st.data(), extents)
+def test_splitting_and_renaming_keep_every_place_in_order(data: st.DataObject, extent: Extent) -> None:
+    if not extent.labels:
+        return
+    label = data.draw(st.sampled_from(extent.labels))
+    size = dict(zip(extent.labels, extent.sizes, strict=True))[label]
+    inner = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+    split = extent.region.split(**{label: ("outer", "inner"), "inner": inner})
+    assert list(split) == list(extent.region)
+    assert dict(zip(split.labels, split.sizes, strict=True))["outer"] == size // inner
+    assert list(extent.region.rename(**{label: "new"})) == list(extent.region)
+
+
+def test_a_split_of_a_slice_is_a_part_of_the_whole() -> None:
+    part = MESH.slice(replica=slice(1, 3), host=0, gpu=slice(0, 8, 2)).split(gpu=("dp", "tp"), tp=2)
+    assert part.extent == Extent(("replica", "dp", "tp"), (2, 2, 2))
+    assert list(part.slice(tp=1)) == [10, 14, 18, 22]
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        ({"gpu": ("dp", "tp"), "tp": 3}, ValueError),
+        ({"gpu": ("dp", "tp"), "tp": 0}, ValueError),
+        ({"gpu": ("dp", "tp")}, ValueError),
+        ({"gpu": ("dp", "tp"), "dp": 2, "tp": 2}, ValueError),
+        ({"gpu": ("host", "tp"), "tp": 2}, ValueError),
+        ({"gpu": ("dp", "tp"), "tp": 2, "pp": 2}, TypeError),
+        ({"node": ("dp", "tp"), "tp": 2}, TypeError),
+    ],
+)
+def test_a_split_that_does_not_fit_is_refused(parts: dict[str, int | tuple[str, ...]], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        MESH.region.split(**parts)
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        MESH.region.rename(gpu="host")

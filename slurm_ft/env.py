@@ -33,7 +33,6 @@ SPARES = "SLURM_FT_SPARES"
 GPU_CPUS = "SLURM_FT_GPU_CPUS"
 SCRATCH_ROOT = "SLURM_FT_SCRATCH_ROOT"
 SCRATCH = "SLURM_FT_SCRATCH"
-HOST = "SLURM_FT_HOST"
 CHECK = "SLURM_FT_CHECK"
 HEALTH_CHECK = "SLURM_FT_HEALTH_CHECK"
 SPARE_CHECK = "SLURM_FT_SPARE_CHECK"
@@ -71,12 +70,11 @@ VARIABLES = (
     Variable(RUN, "agent", "the run folder, as an absolute path"),
     Variable(REPLICA, "agent", "the number of the rank's replica, from 0"),
     Variable(ATTEMPT, "agent", "the number of this start of the replica, from 1"),
-    Variable(HOST, "agent", "the host's name in the run; with the run and the attempt it marks a rank's processes"),
+    Variable(HOST, "agent", "the host's name in the run, also for its health check; marks a rank's processes"),
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(SCRATCH, "agent", "the site's scratch folder on this host, where there is one"),
     Variable(CHECK, "check", "what `slurm-ft check --hosts` asks of each host, as JSON"),
-    Variable(HOST, "check", "the name of the host that a health check is asked about"),
     Variable(MESH, "mesh", "tells a process of a Python mesh where it belongs; gone before your code runs"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable(KEEPER, "agent", "the socket of the host's keeper, where the run has one; slurm_ft.train.keep asks there"),

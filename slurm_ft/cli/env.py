@@ -83,6 +83,7 @@ def _rank() -> Iterator[Row]:
 WORDS = {
     "OMP_NUM_THREADS": "1: ranks share the host's cores",
     "PYTHONUNBUFFERED": "1: what a rank prints is in its log at once",
+    "RES_OPTIONS": "a question to the nameserver that is lost costs 1 s and not 5",
     "RUST_LOG": "warn: torchft's Rust half is talkative",
     "no_proxy": "the replica's hosts: torchft speaks HTTP between them",
     "NO_PROXY": "the replica's hosts: torchft speaks HTTP between them",

@@ -73,7 +73,7 @@ def test_another_process_attaches_to_a_run_and_sees_all_its_events(cluster: slur
     )
     argv = [sys.executable, "-c", script, run.job_id, str(tmp_path / "runs")]
     out = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert out.stdout.split() == ["run_started", "run_ended", "0", "api"], out.stderr
+    assert out.stdout.split() == ["head_started", "run_ended", "0", "api"], out.stderr
 
 
 def test_events_come_while_the_run_goes_on(cluster: slurm_ft.Cluster) -> None:

@@ -229,14 +229,20 @@ class DevCluster:
         self._await(lambda: self._slurmd_start(host) not in ("", before), deadline, host)
         self._await(lambda: self._usable(host), deadline, host)
 
-    def kill_slurmctld(self) -> None:
-        """Slurm's own controller dies; jobs and steps go on, and no command is answered."""
-        processes.send([process for process in self.processes() if process.host == "slurmctld"], signal.SIGKILL, 5.0)
+    def stop_slurmctld(self) -> None:
+        """Slurm's own controller is taken down in order; jobs and steps go on, and no command is answered.
 
-    def revive_slurmctld(self) -> None:
+        Killed, it would forget what it has not saved yet: a job of the last seconds is pending again.
+        """
+        daemon = [process for process in self.processes() if process.role == "slurmctld"]
+        processes.send(daemon, signal.SIGTERM, 10.0)
+        if any(process.role == "slurmctld" for process in self.processes()):
+            raise LaunchError("slurmctld does not stop", hint=f"see {self.folder / 'log'}")
+
+    def start_slurmctld(self) -> None:
         """It starts again from its saved state; returns when it answers."""
         if any(process.role == "slurmctld" for process in self.processes()):
-            raise UsageError("slurmctld is alive", hint="kill it first")
+            raise UsageError("slurmctld is alive", hint="stop it first")
         self._spawn_slurmctld()
         self._await(lambda: bool(self.states()), time.monotonic() + START_SECONDS, "slurmctld")
 

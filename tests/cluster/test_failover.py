@@ -180,7 +180,7 @@ def test_an_allocation_that_nobody_can_look_after_is_released(managed, devcluste
 def test_slurm_is_away_and_only_what_needs_it_waits(managed, devcluster: DevCluster) -> None:
     """RW-52: no answer is no answer. A rank is restarted meanwhile; a lost step waits, at no cost."""
     job: Managed = managed(Policy(kill_grace=1.0, step=Budget(1, 1800.0), backoff=0.1))
-    devcluster.kill_slurmctld()
+    devcluster.stop_slurmctld()
     try:
         job.slurm_ft("inject", str(job.run), "--replica", "1", "--kind", "kill")
         job.until(Kind.PROGRESSED, 1, lambda e: e.data["attempt"] == 2)
@@ -189,7 +189,7 @@ def test_slurm_is_away_and_only_what_needs_it_waits(managed, devcluster: DevClus
         why = "Slurm does not answer; its step is started in"
         wait_until(lambda: why in job.slurm_ft("explain", str(job.run)), SECONDS, "it is explained")
     finally:
-        devcluster.revive_slurmctld()
+        devcluster.start_slurmctld()
     job.until(Kind.PROGRESSED, 2, lambda e: e.data["attempt"] == 2)
     job.done()
     wait_until(lambda: job.events(Kind.RUN_ENDED), SECONDS, "the run ends")

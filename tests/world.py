@@ -154,9 +154,15 @@ class World:
 
     def away(self, replica: int) -> None:
         """The step was not started, because Slurm did not answer."""
-        step = self.steps.pop(replica)
-        what = "srun exited with code 97"
-        self.take(Kind.STEP_EXITED, replica, step=step, code=97, what=what, unanswered=True)
+        self._not_started(replica, unanswered=True)
+
+    def refused(self, replica: int) -> None:
+        """The step was not started, because Slurm refused it."""
+        self._not_started(replica)
+
+    def _not_started(self, replica: int, **data: Any) -> None:
+        step, what = self.steps.pop(replica), "srun exited with code 97"
+        self.take(Kind.STEP_EXITED, replica, step=step, code=97, what=what, **data)
 
     def up(self, replica: int) -> None:
         """All goes well until the replica trains."""

@@ -31,7 +31,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
-from slurm_ft.errors import EXIT_DONE
+from slurm_ft.errors import EXIT_DONE, EXIT_LAUNCH
 from slurm_ft.events import Event, Kind
 
 
@@ -63,6 +63,8 @@ LONG = 600.0
 UNANSWERED_FIRST = 2.0
 UNANSWERED_MOST = 30.0
 """Seconds until a launch is tried again for which Slurm gave no answer: the first time, and at most."""
+REFUSALS = 12
+"""After so many tries in a row that Slurm's refusal is believed."""
 
 IN_PLACE = "in place"
 BY_STEP = "by step"
@@ -271,7 +273,9 @@ def _host_replaced(r: Replica, e: Event) -> Replica:
 def _launch_failed(r: Replica, e: Event) -> Replica:
     """The step left before its agents had reported. When Slurm was away it was not started at all: that is no
     failure of the replica and no repair, and the launch is tried again later, and later each time."""
-    if not e.data.get("unanswered"):
+    # A Slurm that has just come back does not know all of its steps yet, and refuses some.
+    just_back = 0 < r.unanswered < REFUSALS and e.data.get("code") == EXIT_LAUNCH
+    if not e.data.get("unanswered") and not just_back:
         return _step_gone(r, e)
     repaired = r.restarts[-1:] == ((r.since, BY_STEP),)
     wait = min(UNANSWERED_FIRST * 2.0 ** min(r.unanswered, 10), UNANSWERED_MOST)

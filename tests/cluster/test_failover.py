@@ -93,7 +93,7 @@ def managed(devcluster: DevCluster, tmp_path: Path) -> Iterator[Callable[..., Ma
             subprocess.run(["scancel", "--full", "--user", "root"], env=job.environ, timeout=30)
         job.process.kill()
         job.process.communicate()
-    wait_until(lambda: not _queue(devcluster), 30, "the queue is empty")
+    wait_until(lambda: not _queue(devcluster), SECONDS, "the queue is empty")
     wait_until(lambda: not _processes_with(str(tmp_path)), 30, "no process of the run is left")
 
 
@@ -193,7 +193,6 @@ def test_slurm_is_away_and_only_what_needs_it_waits(managed, devcluster: DevClus
     job.until(Kind.PROGRESSED, 2, lambda e: e.data["attempt"] == 2)
     job.done()
     wait_until(lambda: job.events(Kind.RUN_ENDED), SECONDS, "the run ends")
-    job.output()
     assert job.events(Kind.RUN_ENDED)[0].data["code"] == 0
     assert len(job.events(Kind.RANKS_STARTED, 0)) == len(job.events(Kind.STEP_LAUNCHED, 0)) == 1
 

@@ -138,6 +138,18 @@ STORIES = {
         ends=1,
         because="1 of 1 replicas failed",
     ),
+    "a Slurm that has just come back may refuse a step, one that was never away means it": Story(
+        policy=Policy(step=Budget(1, 1800.0), backoff=0.0),
+        history="up 0; exit 0; away 0; wait 2.1; refused 0; wait 4.1; up 0; exit 0",
+        effects="launch 0.1; start 0.1; launch 0.2; launch 0.3; launch 0.4; start 0.2",
+        ends=1,
+    ),
+    "refused without having been away, it uses the budget": Story(
+        policy=Policy(step=Budget(1, 1800.0), backoff=0.0),
+        history="up 0; exit 0; refused 0",
+        effects="launch 0.1; start 0.1; launch 0.2",
+        ends=1,
+    ),
     "Slurm is away when the run begins": Story(
         history="away 0; wait 2.1; up 0; done 0; exit 0",
         effects="launch 0.1; launch 0.2; start 0.1; end 0.2 grace 30",

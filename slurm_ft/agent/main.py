@@ -5,7 +5,7 @@ One asyncio loop. It dials the controller, says who it is, and does what it is t
     start      start the ranks of an attempt
     clear      end what is left of an attempt; answer with a port for the next one
     shutdown   end the ranks and leave
-    inject     hurt a rank on purpose
+    inject     hurt a rank, or this host, on purpose
     who        say again who you are (to a controller that was started again)
 
 and tells of every rank's end, of progress, and once a second that it lives. Ranks keep running while there
@@ -34,6 +34,7 @@ from urllib.parse import urlsplit
 from slurm_ft import env
 from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.environ import Place, rank_environment
+from slurm_ft.agent.hurt import hurt
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.outbox import Outbox
@@ -282,7 +283,7 @@ class Agent:
         elif kind == "shutdown":
             self._do(self._leave(float(message["grace"]), 0))
         elif kind == "inject":
-            error = self._inject(int(message["rank"]), str(message["kind"]))
+            error = hurt(message["kind"], message["rank"], message.get("seconds"), self._ranks, self._socket)
             if not error:
                 self._injected.add(int(message["rank"]))
             self._tell({"type": "injected", "id": message["id"], "error": error, **_named(message)})
@@ -378,19 +379,9 @@ class Agent:
         if not self._over.done():
             self._over.set_result(code)
 
-    def _inject(self, rank: int, kind: str) -> str:
-        """Hurt a rank; gives what went wrong, or ''."""
-        if kind.startswith("exit:") and kind.removeprefix("exit:").isdigit():
-            told = self._socket.send(rank, {"type": "exit", "code": int(kind.removeprefix("exit:"))})
-            return "" if told else f"rank {rank} is no observed Python program; use kill, term or segv"
-        numbers = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
-        if kind not in numbers:
-            return f"the kind `{kind}` is unknown"
-        return "" if self._ranks.signal(numbers[kind], rank) else f"rank {rank} is not running"
-
 
 def _named(message: Message) -> dict[str, Any]:
-    return {"rank": message["rank"], "kind": message["kind"]}
+    return {name: message.get(name) for name in ("rank", "kind", "seconds")}
 
 
 async def _main(arguments: argparse.Namespace) -> int:

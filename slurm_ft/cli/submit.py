@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from slurm_ft.submit.script import find as find_script
 if TYPE_CHECKING:
     from slurm_ft.paths import RunPaths
     from slurm_ft.spec import RunSpec
+    from slurm_ft.submit.request import Submitted
 
 EPILOG = """\b
 Examples:
@@ -90,8 +90,7 @@ def command(**options: Any) -> None:
     submitted = submit(options, spec)
     if submitted is None:
         return
-    job_id, paths = submitted
-    _show(options, spec.name, job_id, paths, cluster)
+    _show(options, spec.name, submitted.job_id, submitted.paths, cluster)
 
 
 def _submit_script(script: Script, options: dict[str, Any]) -> None:
@@ -99,11 +98,12 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
     from slurm_ft.cli.submit_script import submission
     from slurm_ft.paths import RunPaths
     from slurm_ft.submit import script as own
+    from slurm_ft.submit.request import check_allowed
     from slurm_ft.submit.slurm_job import check_shared
 
     _cluster("slurm", options["dry_run"])
     request, run_dir, nodes = submission(script, options)
-    _check_allowed(options["sbatch_args"], config.settings(os.environ, Path.cwd()).texts("allowed_sbatch_args"))
+    check_allowed(options["sbatch_args"], config.settings(os.environ, Path.cwd()).texts("allowed_sbatch_args"))
     if options["dry_run"]:
         for name, value in request.variables.items():
             click.echo(f"{name}={shlex.quote(value)} \\")
@@ -144,72 +144,40 @@ def _without_settings_for_slurm(options: dict[str, Any]) -> None:
             options[name] = default
 
 
-def _check_allowed(arguments: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raises UsageError for an option that the settings do not allow."""
-    names = {name.lstrip("-") for name in allowed}
-    for argument in arguments:
-        name = argument.lstrip("-").partition("=")[0].partition(" ")[0]
-        if names and name not in names:
-            raise UsageError(f"--sbatch-arg `{argument}` is not allowed here", f"allowed: {', '.join(sorted(names))}")
-
-
-def _submit_local(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths] | None:
+def _submit_local(options: dict[str, Any], spec: RunSpec) -> Submitted | None:
     from slurm_ft.cli.run import dry_run
-    from slurm_ft.paths import RunPaths
-    from slurm_ft.submit import local_run
     from slurm_ft.submit.place import local_place
+    from slurm_ft.submit.request import local_paths, to_local
 
     check_program(spec.replica.command, sys.executable)
-    runs = Path(options["runs"])
-    job_id = local_run.new_job_id(runs, spec.name)
-    paths = RunPaths(options["run_dir"] or runs / f"{spec.name}-{job_id}")
+    place = local_paths(spec, Path(options["runs"]), options["run_dir"])
     if options["dry_run"]:
-        click.echo(dry_run(paths, spec, local_place(spec, job_id)))
+        click.echo(dry_run(place.paths, spec, local_place(spec, place.job_id)))
         return None
-    local_run.start(paths, spec, job_id)
-    return job_id, paths
+    return to_local(spec, place)
 
 
-def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> tuple[str, RunPaths] | None:
-    from slurm_ft.controller.head import open_run
-    from slurm_ft.paths import RunPaths
+def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> Submitted | None:
     from slurm_ft.submit import slurm_job
+    from slurm_ft.submit.request import prepare, to_slurm
 
+    named = {
+        "time": options["time_limit"],
+        "partition": options["partition"],
+        "account": options["account"],
+        "qos": options["qos"],
+        "gpus-per-node": options["gpus_per_node"],
+        "cpus-per-task": options["cpus_per_node"],
+        "mem": options["mem"],
+    }
     settings = config.settings(os.environ, Path.cwd())
-    _check_allowed(options["sbatch_args"], settings.texts("allowed_sbatch_args"))
-    runs = Path(options["runs"]).absolute()
-    request = slurm_job.JobRequest(
-        spec=spec,
-        run_dir=str(Path(options["run_dir"]).absolute()) if options["run_dir"] else f"{runs}/{spec.name}-%j",
-        folder=runs / ".submitit",
-        options=slurm_job.sbatch_options({}, settings.texts("sbatch_args"))
-        + slurm_job.sbatch_options(
-            {
-                "time": options["time_limit"],
-                "partition": options["partition"],
-                "account": options["account"],
-                "qos": options["qos"],
-                "gpus-per-node": options["gpus_per_node"],
-                "cpus-per-task": options["cpus_per_node"],
-                "mem": options["mem"],
-            },
-            options["sbatch_args"],
-        ),
-        setup=settings.texts("setup") + tuple(options["setup"]),
-        network=tuple(settings.variables().items()),
-    )
+    runs, extra, setup = Path(options["runs"]), options["sbatch_args"], options["setup"]
+    request = prepare(spec, runs, options["run_dir"], named, extra, setup, settings)
     if options["dry_run"]:
         click.echo(f"# sbatch {request.folder}/submission_file_<id>.sh")
         click.echo(slurm_job.render(request, slurm_job.batch_command(request.folder)), nl=False)
         return None
-    if not options["local_run_dir"]:
-        slurm_job.check_shared(Path(request.run_dir), spec.hosts)
-    if options["run_dir"] and Path(request.run_dir).exists():
-        open_run(RunPaths(request.run_dir), spec)
-    job_id = slurm_job.submit(request)
-    paths = RunPaths(request.run_dir.replace("%j", job_id))
-    open_run(paths, spec)
-    return job_id, paths
+    return to_slurm(request, options["local_run_dir"])
 
 
 def _wait(paths: RunPaths, job_id: str, cluster: str) -> int:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from slurm_ft.channel import Message, Server
-from slurm_ft.controller import requests
+from slurm_ft.controller import hurt, requests
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.deliveries import Deliveries, Verdict
 from slurm_ft.controller.loop import Supervisor
@@ -454,15 +454,34 @@ class Controller:
         self.supervisor.take(Kind.NOTE, text=text)
 
     def _inject(self, request: requests.Inject) -> None:
-        order = {"id": request.id, "rank": request.rank, "kind": request.kind}
-        if not 0 <= request.replica < len(self.supervisor.state.replicas):
-            self.supervisor.take(Kind.INJECTED, **order, error=f"there is no replica {request.replica}")
-            return
-        index = request.rank // self._spec.replica.ranks_per_host
-        if self._peers.tell_host(request.replica, index, {"type": "inject", **order}):
-            return
-        error = f"rank {request.rank} of replica {request.replica} is not running"
-        self.supervisor.take(Kind.INJECTED, request.replica, **order, error=error)
+        """Carry a request out, or hand it to the agent, who then answers."""
+        order = {"id": request.id, "rank": request.rank, "kind": request.kind, "seconds": request.seconds}
+        answer = partial(self.supervisor.take, Kind.INJECTED, request.replica, **order)
+        replica = request.replica
+        if replica is None:
+            if request.kind == "controller":
+                answer(error="")  # afterwards nobody would
+            answer(error=self._hurt_run(request))
+        elif not 0 <= replica < len(self.supervisor.state.replicas):
+            answer(error=f"there is no replica {replica}")
+        elif request.kind == "srun":
+            answer(error=self._hurt_client(self.supervisor.state.replicas[replica]))
+        elif not self._peers.tell_host(
+            replica, request.rank // self._spec.replica.ranks_per_host, {"type": "inject", **order}
+        ):
+            answer(error=f"rank {request.rank} of replica {replica} is not running")
+
+    def _hurt_run(self, request: requests.Inject) -> str:
+        if request.kind == "controller":
+            return hurt.kill(os.getpid())
+        if request.kind == "lighthouse":
+            return hurt.kill_lighthouse(self._paths.root)
+        return f"the kind `{request.kind}` is unknown"
+
+    def _hurt_client(self, replica: Replica) -> str:
+        if self._spec.cluster == "local":
+            return "a local run has no srun; use `agent`"
+        return "its step is not running" if replica.pid is None else hurt.kill(replica.pid)
 
     # --- Effects: what the supervisor asks for ---------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Steps:
         self._paths, self._launcher, self._peers = paths, launcher, peers
         self._do, self._exited = do, exited
         self._steps: dict[int, tuple[StepHandle, asyncio.Event]] = {}
+        self._numbers: dict[int, int] = {}
 
     def launch(self, replica: Replica, step: int) -> int:
         """Start a step; gives the number of its first process. Raises LaunchError."""
@@ -44,9 +45,8 @@ class Steps:
 
     def left(self, replica: int, step: int) -> None:
         """All agents of a step have said that they leave."""
-        handle, _ = self._steps.get(replica, (None, None))
-        if handle is not None and handle.request.step == step:
-            handle.left()
+        if self._numbers.get(replica) == step:
+            self._steps[replica][0].left()
 
     def let_go(self) -> None:
         """The steps belong to somebody else now: end what we have of them here, and nothing of theirs."""
@@ -58,7 +58,7 @@ class Steps:
 
     def _watch(self, replica: int, step: int, handle: StepHandle) -> None:
         over = asyncio.Event()
-        self._steps[replica] = handle, over
+        self._steps[replica], self._numbers[replica] = (handle, over), step
         self._do(self._await(replica, step, handle, over))
 
     async def _await(self, replica: int, step: int, handle: StepHandle, over: asyncio.Event) -> None:

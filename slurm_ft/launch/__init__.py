@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from slurm_ft.launch.base import Ended, Launcher, StepHandle, StepRequest
+from slurm_ft.launch.base import Ended, Launcher, Request, StepHandle, StepRequest
 
-__all__ = ["Ended", "Launcher", "StepHandle", "StepRequest"]
+__all__ = ["Ended", "Launcher", "Request", "StepHandle", "StepRequest"]

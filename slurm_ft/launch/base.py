@@ -17,6 +17,26 @@ from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.hostlist import compress
 
 
+class Request(Protocol):
+    """What a launcher must know of a step: one process is started on each of `hosts` by `agent_argv`."""
+
+    @property
+    def paths(self) -> RunPaths: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+    @property
+    def name(self) -> str:
+        """No other step of the job, and none of the folder `paths.root`, has this name."""
+        ...
+
+    @property
+    def log(self) -> Path: ...
+
+    def agent_argv(self) -> list[str]: ...
+
+
 @dataclass(frozen=True)
 class StepRequest:
     """What to start: one agent on each of `hosts`, for step number `step` of a replica."""
@@ -63,7 +83,6 @@ class StepHandle(Protocol):
     """A step that was started."""
 
     pid: int
-    request: StepRequest
 
     async def wait(self) -> Ended:
         """Returns when no process of the step is left."""
@@ -89,11 +108,11 @@ class StepHandle(Protocol):
 class Launcher(Protocol):
     """Starts steps, and finds those that an earlier controller has started."""
 
-    def launch(self, request: StepRequest) -> StepHandle:
+    def launch(self, request: Request) -> StepHandle:
         """Start a step. Raises LaunchError when not even its first process can be started."""
         ...
 
-    def adopt(self, request: StepRequest, pid: int) -> StepHandle:
+    def adopt(self, request: Request, pid: int) -> StepHandle:
         """Take over a step whose first process is, or was, `pid`, maybe on another host."""
         ...
 

@@ -20,7 +20,7 @@ from slurm_ft import env
 from slurm_ft.agent.process import open_log
 from slurm_ft.errors import LaunchError
 from slurm_ft.launch import localstep
-from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
+from slurm_ft.launch.base import Ended, Request, Watched, exit_words
 
 
 def hosts(count: int) -> list[str]:
@@ -31,7 +31,7 @@ def hosts(count: int) -> list[str]:
 class LocalLauncher:
     """Starts steps on this machine."""
 
-    def launch(self, request: StepRequest) -> LocalStep:
+    def launch(self, request: Request) -> LocalStep:
         argv = [sys.executable, localstep.__file__, *request.hosts, "--", *request.agent_argv()]
         mark = _mark(request)
         try:
@@ -48,23 +48,22 @@ class LocalLauncher:
             raise LaunchError(f"a local step cannot be started: {error}") from None
         return LocalStep(request, Watched(process.pid, process))
 
-    def adopt(self, request: StepRequest, pid: int) -> LocalStep:
+    def adopt(self, request: Request, pid: int) -> LocalStep:
         mark = _mark(request)
         alive = _Member.find(pid, mark) is not None
         return LocalStep(request, Watched(pid if alive else 0), pid)
 
 
-def _mark(request: StepRequest) -> str:
+def _mark(request: Request) -> str:
     """What the processes of a step have in their environment, and no others."""
-    return f"{request.paths.root}#{request.replica}.{request.step}"
+    return f"{request.paths.root}#{request.name}"
 
 
 class LocalStep:
     """A step on this machine; its first process has the number `pid` and leads the session `pid`."""
 
-    def __init__(self, request: StepRequest, leader: Watched, pid: int = 0) -> None:
+    def __init__(self, request: Request, leader: Watched, pid: int = 0) -> None:
         self.pid = pid or leader.pid
-        self.request = request
         self._mark = _mark(request)
         self._leader = leader
 

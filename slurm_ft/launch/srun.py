@@ -32,7 +32,7 @@ from pathlib import Path
 from slurm_ft import env
 from slurm_ft.agent.process import open_log
 from slurm_ft.errors import EXIT_LAUNCH, LaunchError
-from slurm_ft.launch.base import Ended, StepRequest, Watched, exit_words
+from slurm_ft.launch.base import Ended, Request, Watched, exit_words
 from slurm_ft.slurm.hostlist import compress
 
 log = logging.getLogger("slurm_ft.controller")
@@ -63,7 +63,7 @@ class Allocation:
     gpus_per_host: int = 0
 
 
-def step_argv(request: StepRequest, allocation: Allocation) -> list[str]:
+def step_argv(request: Request, allocation: Allocation) -> list[str]:
     """The complete srun command line of a step. Pure."""
     hosts = len(request.hosts)
     options = [
@@ -146,7 +146,7 @@ class SrunLauncher:
         self._allocation = allocation
         self._listing = Listing(allocation.job_id)
 
-    def launch(self, request: StepRequest) -> SrunStep:
+    def launch(self, request: Request) -> SrunStep:
         argv = step_argv(request, self._allocation)
         try:
             with open_log(request.log) as log:
@@ -162,11 +162,11 @@ class SrunLauncher:
             raise LaunchError(f"srun cannot be started: {error.strerror}", "is Slurm's client on the PATH?") from None
         return SrunStep(request, self._listing, Watched(process.pid, process))
 
-    def adopt(self, request: StepRequest, pid: int) -> SrunStep:
+    def adopt(self, request: Request, pid: int) -> SrunStep:
         return SrunStep(request, self._listing, Watched(pid if _is_client_of(pid, request) else 0))
 
 
-def _is_client_of(pid: int, request: StepRequest) -> bool:
+def _is_client_of(pid: int, request: Request) -> bool:
     """Is this process, known by a number from the log, really the srun of this step?"""
     try:
         return f"--job-name={request.name}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -208,7 +208,7 @@ def _by_name(out: str) -> dict[str, list[str]]:
 class SrunStep:
     """A step, and the srun client that stands for it as long as there is one."""
 
-    def __init__(self, request: StepRequest, listing: Listing, client: Watched) -> None:
+    def __init__(self, request: Request, listing: Listing, client: Watched) -> None:
         self.pid = client.pid
         self.request = request
         self._listing = listing

@@ -8,6 +8,7 @@ torchft has no quorum to join and no step to commit, and is well again with its 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ OF_A_HEAD = ("head", "controller", "adopted")
 STAGES = ("detected", *OF_A_HEAD, "relaunched", "imported", "joined", "healed", "committed", "progressed")
 """The parts of a repair, in their order. Those of a lost head: another one is there, its controller writes, all
 agents obey it; then the first commit counts. `progressed` stands in for `committed` where nothing commits."""
+
+STRUCK_SECONDS = 600.0
+"""A failure this soon after a fault on purpose is taken for its effect."""
 
 
 @dataclass
@@ -82,6 +86,7 @@ class IncidentBook:
         self.all: list[Incident] = []
         self._open: dict[int, Incident] = {}
         self._collective = False
+        self._struck: dict[int, float] = {}
 
     def add(self, before: RunState, event: Event, after: RunState, t: float, commit: Commit | None) -> None:
         """Take in an event that happened at `t` and led from one state to the other."""
@@ -96,6 +101,8 @@ class IncidentBook:
         incident = self._open.get(event.replica)
         if incident is not None:
             self._advance(incident, event, t, commit)
+        if event.kind is Kind.INJECTED and not event.data.get("error"):
+            self._struck[event.replica] = t
         was, now = before.replicas[event.replica], after.replicas[event.replica]
         if now.failure is not None and now.failure is not was.failure:
             self._begin(event, now)
@@ -144,13 +151,17 @@ class IncidentBook:
             cause=_cause(event),
             rank=failure.rank if event.kind is Kind.RANK_FAILED else None,
             host=failure.host,
-            injected=event.data.get("injected") is True,
+            injected=event.data.get("injected") is True or self._was_struck(replica.id, event.t),
             log=failure.log,
             traceback=failure.traceback,
         )
         incident.mark("detected", event.t)
         self.all.append(incident)
         self._open[replica.id] = incident
+
+    def _was_struck(self, replica: int, t: float) -> bool:
+        """Was it hurt on purpose, and this is the first failure since? A hang shows late."""
+        return t - self._struck.pop(replica, -math.inf) < STRUCK_SECONDS
 
     def _close(self, replica: int, outcome: str, why: str) -> None:
         incident = self._open.pop(replica, None)

@@ -88,9 +88,10 @@ class Watch:
 # --- inject --------------------------------------------------------------------------------------------------
 
 
-def injection(replica: int, rank: int, kind: str) -> dict[str, Any]:
-    """The request to hurt one rank."""
-    return {"id": uuid.uuid4().hex, "type": "inject", "replica": replica, "rank": rank, "kind": kind}
+def injection(replica: int | None, rank: int, kind: str, seconds: float | None = None) -> dict[str, Any]:
+    """The request to hurt a rank or a host of a replica, or the run itself (`replica` is None)."""
+    request = {"id": uuid.uuid4().hex, "type": "inject", "replica": replica, "rank": rank, "kind": kind}
+    return request if seconds is None else {**request, "seconds": seconds}
 
 
 def request_path(paths: RunPaths, request: Mapping[str, Any]) -> Path:
@@ -107,8 +108,8 @@ def await_run(run: str | None, folder: str, patience: Patience) -> RunPaths:
                 raise
 
 
-def await_step(watch: Watch, replica: int, step: int | None, patience: Patience) -> None:
-    """Return when the run has started and the replica has reached a training step.
+def await_step(watch: Watch, replica: int | None, step: int | None, patience: Patience) -> None:
+    """Return when the run has started and the replica, if one is meant, has reached a training step.
 
     Raises RunFailed when the run ends or the patience does before that, UsageError for a replica that the run
     does not have.
@@ -119,6 +120,8 @@ def await_step(watch: Watch, replica: int, step: int | None, patience: Patience)
             raise RunFailed(f"the run has ended with exit code {watch.ended}", "inject works on a running run")
         if watch.started:
             count = len(watch.ledger.state.replicas)
+            if replica is None:
+                return
             if replica >= count:
                 raise UsageError(f"there is no replica {replica}", f"the replicas are 0 to {count - 1}")
             if step is None or watch.step_of(replica) >= step:
@@ -127,8 +130,8 @@ def await_step(watch: Watch, replica: int, step: int | None, patience: Patience)
             raise RunFailed(_not_reached(watch, replica, step), "wait longer with --wait, or see `slurm-ft status`")
 
 
-def _not_reached(watch: Watch, replica: int, step: int | None) -> str:
-    if not watch.started:
+def _not_reached(watch: Watch, replica: int | None, step: int | None) -> str:
+    if replica is None or not watch.started:
         return "the run has not started yet"
     reached = watch.step_of(replica)
     where = "no step yet" if reached < 0 else f"step {reached}"

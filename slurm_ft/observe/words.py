@@ -12,6 +12,7 @@ from typing import Any
 
 from slurm_ft.errors import EXIT_FAILED, EXIT_LAUNCH, EXIT_PERMANENT, EXIT_TRY_AGAIN, EXIT_USAGE
 from slurm_ft.events import Event, Kind
+from slurm_ft.faults import FAULTS, Target
 from slurm_ft.observe.text import clean, hostlist, pad, plural
 from slurm_ft.observe.text import short as text_short
 
@@ -161,7 +162,11 @@ def _step_exited(data: Data) -> str:
 def _injected(data: Data) -> str:
     if data.get("error"):
         return f"inject {data.get('kind', '')}: {data['error']}"
-    return f"injected {data.get('kind', '')} into rank {data.get('rank', '?')}"
+    kind = str(data.get("kind", ""))
+    fault = FAULTS.get(kind.partition(":")[0])
+    if fault is None or fault.target is Target.RANK:
+        return f"injected {kind} into rank {data.get('rank', '?')}"
+    return f"injected {kind}: {fault.what}"
 
 
 def _stop(data: Data) -> str:

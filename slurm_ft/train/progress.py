@@ -5,8 +5,8 @@
 
 The rank holds one connection to its agent: a Unix SEQPACKET socket in the abstract namespace, whose name is
 in SLURM_FT_SOCKET. Each packet is one JSON object. A packet that does not fit is kept and sent with the
-next one, so a busy agent never blocks a training step. The agent can send packets too; the only one so far
-is `exit`, by which `slurm-ft inject --kind exit:N` ends a rank from within.
+next one, so a busy agent never blocks a training step. The agent can send packets too: faults on purpose
+(`slurm-ft inject`), which injected.py carries out.
 
 This file uses the standard library alone, because `bootstrap.py` loads it by its path into Pythons that
 have no slurm-ft installed.
@@ -15,10 +15,12 @@ have no slurm-ft installed.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -72,9 +74,20 @@ class Channel:
     def _listen(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError):
             while packet := connection.recv(PACKET_BYTES):
-                command = json.loads(packet)
-                if command.get("type") == "exit":
-                    os._exit(int(command["code"]))
+                _beside("injected").suffer(json.loads(packet))
+
+
+def _beside(name: str) -> Any:
+    """A file of this folder, by its path: the program's Python may have no slurm-ft."""
+    full = f"slurm_ft.train.{name}"
+    if full not in sys.modules:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+        spec = importlib.util.spec_from_file_location(full, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[full] = module
+    return sys.modules[full]
 
 
 _channel: Channel | None = None

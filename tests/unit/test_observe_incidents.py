@@ -108,3 +108,14 @@ def test_late_news_of_an_attempt_that_is_over_does_not_heal_the_next_one() -> No
     (incident,) = incidents(h.sorted())
     assert incident.outcome == "open"
     assert "committed" not in incident.stages
+
+
+def test_a_fault_of_a_host_is_known_as_the_cause_of_what_it_broke_and_of_nothing_after_it() -> None:
+    h = two_training()
+    h.at(4.9, Kind.INJECTED, 0, id="x", rank=0, kind="agent", error="")
+    h.at(5.0, Kind.STEP_EXITED, 0, step=1, code=-9, what="step 1 ended", age=0.0)
+    h.at(5.1, Kind.INJECTED, 1, id="y", rank=0, kind="hang", error="rank 0 is not running")
+    h.killed(6.0, 1)
+    first, second = incidents(h.sorted())
+    assert (first.cause, first.injected) == ("step ended", True)
+    assert not second.injected

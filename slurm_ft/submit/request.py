@@ -1,0 +1,88 @@
+"""From a RunSpec and a few choices to a run that was submitted: what `slurm-ft submit` and the Python API share.
+
+`prepare` turns choices into a JobRequest and looks at nothing but its arguments; `to_slurm` and `to_local` submit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ft.config import Settings
+from slurm_ft.controller.head import open_run
+from slurm_ft.errors import UsageError
+from slurm_ft.paths import RunPaths
+from slurm_ft.spec import RunSpec
+from slurm_ft.submit import local_run, slurm_job
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run on its way: the id of its job (`L<n>` on this machine) and its folder."""
+
+    job_id: str
+    paths: RunPaths
+
+
+def prepare(
+    spec: RunSpec,
+    runs: Path,
+    run_dir: str | None,
+    named: Mapping[str, str | int | None],
+    extra: Sequence[str],
+    setup: Sequence[str],
+    settings: Settings,
+) -> slurm_job.JobRequest:
+    """The job of a run. `named` holds sbatch's options by name and `extra` whole ones, which win, and which the
+    site may have restricted: raises UsageError for one that is not allowed."""
+    check_allowed(extra, settings.texts("allowed_sbatch_args"))
+    folder = runs.absolute()
+    return slurm_job.JobRequest(
+        spec=spec,
+        run_dir=str(Path(run_dir).absolute()) if run_dir else f"{folder}/{spec.name}-%j",
+        folder=folder / ".submitit",
+        options=slurm_job.sbatch_options({}, settings.texts("sbatch_args"))
+        + slurm_job.sbatch_options(dict(named), extra),
+        setup=(*settings.texts("setup"), *setup),
+        network=tuple(settings.variables().items()),
+    )
+
+
+def check_allowed(arguments: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raises UsageError for an option that the settings do not allow."""
+    names = {name.lstrip("-") for name in allowed}
+    for argument in arguments:
+        name = argument.lstrip("-").partition("=")[0].partition(" ")[0]
+        if names and name not in names:
+            raise UsageError(f"--sbatch-arg `{argument}` is not allowed here", f"allowed: {', '.join(sorted(names))}")
+
+
+def to_slurm(request: slurm_job.JobRequest, shared: bool = False) -> Submitted:
+    """Submit the job of a run. `shared` says that its folder is shared although its place looks local.
+
+    Raises UsageError, TryAgain or LaunchError with Slurm's words, RunFolderError for a folder of another run.
+    """
+    if not shared:
+        slurm_job.check_shared(Path(request.run_dir), request.spec.hosts)
+    if "%j" not in request.run_dir and Path(request.run_dir).exists():
+        open_run(RunPaths(request.run_dir), request.spec)
+    job_id = slurm_job.submit(request)
+    paths = RunPaths(request.run_dir.replace("%j", job_id))
+    open_run(paths, request.spec)
+    return Submitted(job_id, paths)
+
+
+def local_paths(spec: RunSpec, runs: Path, run_dir: str | None) -> Submitted:
+    """The number and the folder that a run on this machine is to have."""
+    job_id = local_run.new_job_id(runs, spec.name)
+    return Submitted(job_id, RunPaths(run_dir or runs / f"{spec.name}-{job_id}"))
+
+
+def to_local(spec: RunSpec, place: Submitted) -> Submitted:
+    """Start a run in the background of this machine. Raises LaunchError when it does not start."""
+    head = local_run.start(place.paths, spec, place.job_id)
+    # It outlives us; as long as we are there, its end leaves no zombie.
+    threading.Thread(target=head.wait, name="slurm-ft head", daemon=True).start()
+    return place

@@ -1,0 +1,63 @@
+"""The batch step of a submitit job: `python -m slurm_ft.submitit_plugin.batch FOLDER SPEC`.
+
+Looks after the run as `slurm-ft run` does. At the end it hands in, for each task without a result, the outcome of
+its last attempt or the run's last words, so that nobody waits for a result that will not come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from submitit.core.utils import JobPaths, cloudpickle_dump, temporary_save_path
+
+from slurm_ft.controller.head import look_after, open_run
+from slurm_ft.errors import EXIT_TRY_AGAIN, SlurmFTError
+from slurm_ft.observe.last_words import last_words
+from slurm_ft.paths import RunPaths
+from slurm_ft.spec import RunSpec
+from slurm_ft.submit.place import allocation_place
+from slurm_ft.submitit_plugin.environment import unfinished
+
+
+def run_folder(folder: str | Path, job_id: str) -> Path:
+    """The run folder of a job."""
+    return Path(folder) / f"{job_id}_run"
+
+
+def main() -> None:
+    folder, spec = sys.argv[1], RunSpec.from_json(json.loads(sys.argv[2]))
+    job_id = os.environ["SLURM_JOB_ID"]
+    paths = RunPaths(run_folder(folder, job_id))
+    try:
+        place = allocation_place(os.environ)
+        open_run(paths, spec)
+        code = look_after(paths, place)
+        words = "\n".join(last_words(paths, code))
+    except SlurmFTError as error:
+        error.show()
+        code, words = error.exit_code, error.message
+    print(words, file=sys.stderr)
+    if code != EXIT_TRY_AGAIN:
+        hand_in(folder, job_id, spec.replicas * spec.replica.ranks, words)
+    sys.exit(code)
+
+
+def hand_in(folder: str | Path, job_id: str, tasks: int, words: str) -> None:
+    """Give every task that has none a result: that of its last attempt, else an error with these words."""
+    for task in range(tasks):
+        final = JobPaths(folder, job_id=job_id, task_id=task).result_pickle
+        if final.exists():
+            continue
+        last = unfinished(final)
+        if last.exists():
+            os.replace(last, final)
+            continue
+        with temporary_save_path(final) as path:
+            cloudpickle_dump(("error", words or "its peers finished the training without it"), path)
+
+
+if __name__ == "__main__":
+    main()

@@ -38,15 +38,26 @@ class Managed(Job):
         self.environ = {**cluster.environ, "PATH": places, "SLURM_FT_RUN": str(self.run)}
         script = folder / "job.sh"
         script.write_text(f"#!/bin/bash\nexec {sys.executable} {PROGRAMS}/look_after.py {self.run}\n")
-        options = ("--wait", f"--nodes={replicas}", "--no-kill", "--time=5", f"--output={folder}/out", str(script))
-        self.process = subprocess.Popen(
-            ["sbatch", *options], env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        options = ("--parsable", f"--nodes={replicas}", "--no-kill", "--time=5", f"--output={folder}/out", str(script))
+        done = subprocess.run(["sbatch", *options], env=self.environ, capture_output=True, text=True, check=True)
+        self.job_id = done.stdout.strip()
+
+    def slurms_word(self) -> str:
+        """The job's state and exit code, as Slurm has them."""
+        argv = ["scontrol", "--oneliner", "show", "job", self.job_id]
+        out = subprocess.run(argv, env=self.environ, capture_output=True, text=True, timeout=30).stdout
+        fields = dict(word.partition("=")[::2] for word in out.split())
+        return f"{fields.get('JobState')} {fields.get('ExitCode')}"
+
+    def ended(self) -> int:
+        """The run's exit code, as soon as it has ended."""
+        wait_until(lambda: self.events(Kind.RUN_ENDED), SECONDS, "the run ends")
+        return int(self.events(Kind.RUN_ENDED)[-1].data["code"])
 
     def until(
         self, kind: Kind, replica: int, true: Callable[[Event], object] = bool, seconds: float = SECONDS
     ) -> Event:
-        """Without a look at sbatch, which gives up when Slurm is away."""
+        """Without a look at Slurm, which may be away."""
         wait_until(lambda: [e for e in self.events(kind, replica) if true(e)], seconds, f"{kind} of replica {replica}")
         return [event for event in self.events(kind, replica) if true(event)][-1]
 
@@ -88,11 +99,8 @@ def managed(devcluster: DevCluster, tmp_path: Path) -> Iterator[Callable[..., Ma
         return jobs[-1]
 
     yield start
-    for job in jobs:
-        if not job.events(Kind.RUN_ENDED):
-            subprocess.run(["scancel", "--full", "--user", "root"], env=job.environ, timeout=30)
-        job.process.kill()
-        job.process.communicate()
+    if any(not job.events(Kind.RUN_ENDED) for job in jobs):
+        subprocess.run(["scancel", "--full", "--user", "root"], env=devcluster.environ, timeout=30)
     wait_until(lambda: not _queue(devcluster), SECONDS, "the queue is empty")
     wait_until(lambda: not _processes_with(str(tmp_path)), 30, "no process of the run is left")
 
@@ -148,9 +156,11 @@ def test_a_head_that_was_only_stopped_finds_itself_deposed_and_harms_nothing(man
     assert job.ranks() == ranks
     job.slurm_ft("inject", str(job.run), "--replica", "2", "--kind", "kill")
     job.until(Kind.PROGRESSED, 2, lambda e: e.data["attempt"] == 2)
-    assert job.process.poll() is None
+    assert job.slurms_word() == "RUNNING 0:0"
     job.done()
-    job.finish(0)  # Slurm has the run's exit code from the head that waited
+    assert job.ended() == 0
+    # Slurm has the run's exit code from the head that waited for it.
+    wait_until(lambda: job.slurms_word() == "COMPLETED 0:0", SECONDS, "the job is over")
     assert not job.events(Kind.STEP_EXITED, 1)[0].t < job.events(Kind.RANK_DONE, 1)[0].t
     assert [len(job.events(Kind.RANKS_STARTED, replica)) for replica in range(3)] == [1, 1, 2]
     assert [len(job.events(Kind.STEP_LAUNCHED, replica)) for replica in range(3)] == [1, 1, 1]
@@ -192,8 +202,7 @@ def test_slurm_is_away_and_only_what_needs_it_waits(managed, devcluster: DevClus
         devcluster.start_slurmctld()
     job.until(Kind.PROGRESSED, 2, lambda e: e.data["attempt"] == 2)
     job.done()
-    wait_until(lambda: job.events(Kind.RUN_ENDED), SECONDS, "the run ends")
-    assert job.events(Kind.RUN_ENDED)[0].data["code"] == 0
+    assert job.ended() == 0
     assert len(job.events(Kind.RANKS_STARTED, 0)) == len(job.events(Kind.STEP_LAUNCHED, 0)) == 1
 
 

@@ -232,10 +232,11 @@ class Controller:
         return claim.before if claim.silence and claim.before != self._host else ""
 
     def _note_adoption(self) -> None:
-        """Tell, once, that all agents that there are have called."""
-        if self._adopting and self._peers.all_have_called:
+        """Tell, once, that all agents that there are have called; the last head's host probably has none."""
+        missing = self._peers.missing
+        if self._adopting and not missing - {self._lost_host()}:
             self._adopting = False
-            self.supervisor.take(Kind.ADOPTED, agents=self._peers.count)
+            self.supervisor.take(Kind.ADOPTED, agents=self._peers.called)
 
     async def _end(self, code: int) -> int:
         self._paths.stop.unlink(missing_ok=True)

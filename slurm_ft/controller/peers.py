@@ -63,8 +63,14 @@ class Peers:
         return not any(name.startswith(EXPECTED) for name in self._peers)
 
     @property
-    def count(self) -> int:
-        return len(self._peers)
+    def called(self) -> int:
+        """How many have said who they are."""
+        return sum(not name.startswith(EXPECTED) for name in self._peers)
+
+    @property
+    def missing(self) -> set[str]:
+        """The hosts of agents that are to call and have not."""
+        return {peer.host for name, peer in self._peers.items() if name.startswith(EXPECTED)}
 
     def any_of(self, replica: int, step: int) -> bool:
         """Is there an agent of this step?"""

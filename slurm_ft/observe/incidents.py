@@ -130,9 +130,11 @@ class IncidentBook:
         if event.kind is Kind.ADOPTED:
             open_one.mark("adopted", event.t)
         elif commit is not None and commit.committed:
-            self._healed(open_one, "committed", t)
+            open_one.mark("committed", t)
         elif event.kind is Kind.PROGRESS and not self._collective:
-            self._healed(open_one, "progressed", event.t)
+            open_one.mark("progressed", event.t)
+        if "adopted" in open_one.stages and open_one.stages.keys() & {"committed", "progressed"}:
+            self._close(HEAD, "healed", "")
 
     def session_ended(self, t: float) -> None:
         """A new session begins: what was open in the last one was cut short."""

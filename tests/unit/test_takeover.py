@@ -107,6 +107,13 @@ def test_a_lost_head_is_an_incident_with_its_time_line() -> None:
     assert report.to_json(found)["incidents"][0]["replica"] is None
 
 
+def test_the_first_commit_may_come_before_the_last_agent_has_called() -> None:
+    events = history()
+    events[-1], events[-2] = events[-2], events[-1]
+    (incident,) = Ledger(events).incidents.all
+    assert incident.outcome == "healed" and {"adopted", "committed"} <= incident.stages.keys()
+
+
 def test_a_lost_head_is_told_in_one_line() -> None:
     told = [line for line in map(Narrator().line, history()) if line and "head" in line]
     assert [line.split("  ")[-1] for line in told] == ["the head on node1 was not heard for 10.0s: node2 takes over"]

@@ -208,7 +208,7 @@ def acquire(
 
 def _is_free(folder: Path, claim: Claim) -> bool:
     """Can we know at once that nobody holds this claim?"""
-    died = claim.machine == machine() and not held_by_process(folder, claim)
+    died = claim.machine == machine() and not held_here(folder, claim)
     return claim.ended is not None or not claim.pid or died
 
 
@@ -228,6 +228,13 @@ def held_by_process(folder: Path, claim: Claim, proc: Path = Path("/proc")) -> b
     except OSError:
         return False
     return any(_is_same(descriptor, term) for descriptor in descriptors)
+
+
+def held_here(folder: Path, claim: Claim, proc: Path = Path("/proc")) -> bool:
+    """Does any process of this machine hold this claim? A controller whose head was killed ends its run in order,
+    and until then the run is looked after."""
+    pids = (int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+    return any(held_by_process(folder, dataclasses.replace(claim, pid=pid), proc) for pid in pids)
 
 
 def _is_same(descriptor: Path, file: os.stat_result) -> bool:

@@ -131,6 +131,7 @@ class EventLog:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._waiting = b"" if self._ends_with_newline() else b"\n"
         self._on_trouble = on_trouble
+        self.obstacle: Callable[[], None] = lambda: None
 
     def _ends_with_newline(self) -> bool:
         size = os.fstat(self._descriptor).st_size
@@ -152,6 +153,7 @@ class EventLog:
     def flush(self) -> OSError | None:
         try:
             while self._waiting:
+                self.obstacle()
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
         except OSError as error:
             if self._on_trouble:

@@ -58,8 +58,8 @@ FAULTS = {
         Fault("partition", _HOST, "all processes of the run on the host are frozen, and thawed later", 30.0),
         Fault("controller", _RUN, "SIGKILL to the controller"),
         Fault("lighthouse", _RUN, "SIGKILL to the Lighthouse"),
-        Fault("disk-full", _RUN, "what the controller writes to the run folder is refused as if it were full", 10.0),
-        Fault("slow-fs", _RUN, "what the controller writes to the run folder waits", 10.0),
+        Fault("disk-full", _RUN, "the log of events is refused as if the run folder were full", 10.0),
+        Fault("slow-fs", _RUN, "the log of events waits as if the run folder hung", 10.0),
     )
 }
 

@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from slurm_ft import faults
 from slurm_ft.aside import Aside
 from slurm_ft.channel import Message, Server
 from slurm_ft.controller import hurt, requests, returns, saving
@@ -585,6 +586,10 @@ class Controller:
             return hurt.kill(os.getpid())
         if request.kind == "lighthouse":
             return hurt.kill_lighthouse(self._paths.root)
+        if request.kind in ("disk-full", "slow-fs"):
+            lasts = faults.FAULTS[request.kind].lasts or 0.0
+            self._log.hinder(hurt.obstacle(request.kind, lasts if request.seconds is None else request.seconds))
+            return ""
         return f"the kind `{request.kind}` is unknown"
 
     def _hurt_client(self, replica: Replica) -> str:

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 LIGHTHOUSE = b"slurm_ft.controller.lighthouse"
+
+
+def obstacle(kind: str, seconds: float) -> Callable[[], None]:
+    """What meets a write of events for so many seconds from now: an error (`disk-full`), or a wait (`slow-fs`)."""
+    until = time.monotonic() + seconds
+
+    def full() -> None:
+        if time.monotonic() < until:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def slow() -> None:
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    return full if kind == "disk-full" else slow
 
 
 def kill(pid: int) -> str:

@@ -52,6 +52,10 @@ class LateLog:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
+    def hinder(self, obstacle: Callable[[], None]) -> None:
+        """A fault on purpose: called before each write from now on, it may hang or raise an OSError."""
+        self._log.obstacle = obstacle
+
     def append(self, event: Event) -> None:
         line = event.to_line()  # here, so that an event that cannot be written fails where it was made
         with self._changed:

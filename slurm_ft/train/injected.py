@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import gc
 import os
 import sys
 import threading
@@ -59,12 +57,10 @@ def _eat() -> None:
 
 
 def _abort_communication() -> None:
-    """Abort the process group of each torchft Manager, or torch's default group where there is none."""
-    manager = sys.modules.get("torchft.manager")
-    found = [] if manager is None else [item for item in gc.get_objects() if isinstance(item, manager.Manager)]
-    for item in found:
-        with contextlib.suppress(Exception):
-            item._pg.abort()
+    """Break the connections of each torchft Manager's group, or abort torch's default group where there is none."""
+    survivors = sys.modules.get("slurm_ft.train.survivors")
     distributed = sys.modules.get("torch.distributed")
-    if not found and distributed is not None and distributed.is_initialized():
+    if survivors is not None and survivors.cut_off():
+        return
+    if distributed is not None and distributed.is_initialized():
         distributed.distributed_c10d._abort_process_group()

@@ -134,6 +134,11 @@ class Watched:
                 shut(frozenset(open_connections()) - self._before)
             threading.Event().wait(AGAIN)
 
+    def cut_off(self) -> None:
+        """Free this rank from its group as it is now, whoever is in it."""
+        with self._lock:
+            self._free()
+
     def _free(self) -> None:
         if self._before is None:
             shut(self._connections)
@@ -171,6 +176,14 @@ _managers: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 def leave(member: str) -> int:
     """Free all Managers of this process from this member; gives how many were in a quorum with it."""
     return sum(watched.leave(member) for watched in list(_managers.values()))
+
+
+def cut_off() -> int:
+    """Free all Managers of this process from their groups (a fault on purpose); gives how many there are."""
+    watched = list(_managers.values())
+    for item in watched:
+        item.cut_off()
+    return len(watched)
 
 
 def install(module: Any, given_out: Mapping[str, float], report: Report) -> None:

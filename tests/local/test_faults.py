@@ -96,3 +96,18 @@ def test_a_campaign_strikes_by_its_seed_and_spares_the_last_healthy_replica(run:
     assert re.findall(r"s  (\S+)", planned) == re.findall(r"s  (\S+): ", out.stderr)
     assert sum(not event.data["error"] for event in run.events(Kind.INJECTED)) == len(struck)
     assert run.finished() == 0
+
+
+def test_a_full_and_a_stalled_run_folder_lose_no_event_and_stop_nobody(run: Run) -> None:
+    run.start_with(QUICK, replicas=2)
+    peers = [run.trains(0), run.trains(1)]
+    for count, kind in enumerate(("disk-full", "slow-fs"), 1):
+        request = run.call("inject", str(run.paths.root), f"--kind={kind}", "--seconds=1.5")
+        # The answer is an event, so it comes when events can be written again.
+        assert request.returncode == 0, request.stderr
+        words = "cannot be written" if kind == "disk-full" else "does not answer"
+        note = run.until(Kind.NOTE, count=count).data["text"]
+        assert words in note and "events waited in memory" in note
+    assert [run.trains(0), run.trains(1)] == peers
+    assert run.finished() == 0
+    assert run.attempts(0) == run.attempts(1) == [(1, "")]

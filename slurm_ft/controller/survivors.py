@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_ft.controller.state import RANKS_RUN, RunState, State
+from slurm_ft.controller.state import RANKS_RUN, Replica, RunState, State
 
 WELL = RANKS_RUN | {State.FINISHED, State.DONE}
 
@@ -34,5 +34,11 @@ def gone(state: RunState, members: Mapping[int, str]) -> list[Gone]:
         return []
     running = [r.id for r in state.replicas if r.state in RANKS_RUN]
     return [
-        Gone(r.id, members[r.id], tuple(running)) for r in state.replicas if r.id in members and r.state not in WELL
+        Gone(r.id, members[r.id], tuple(running))
+        for r in state.replicas
+        if r.id in members and r.state not in WELL and not _has_finished(r)
     ]
+
+
+def _has_finished(replica: Replica) -> bool:
+    return replica.state is State.ENDING and replica.then is State.DONE

@@ -13,9 +13,9 @@ from slurm_ft import events
 from slurm_ft.events import Event, Kind
 from slurm_ft.testing.devcluster import DevCluster
 from tests.centre.conftest import ROOT, ModuleSystem, environment_modules, lmod
-from tests.cluster.conftest import devcluster, slurm_programs, wait_until
+from tests.cluster.conftest import devcluster, slurm_programs, slurm_root, wait_until
 
-__all__ = ["devcluster", "slurm_programs"]
+__all__ = ["devcluster", "slurm_programs", "slurm_root"]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_ft.controller.book import Book
@@ -44,3 +46,10 @@ def test_a_restarted_controller_knows_the_members_and_whom_it_has_told() -> None
     assert book.members == {}
     book.replay([started, member, _event(Kind.RANKS_STARTED, attempt=3)])
     assert book.members == {}
+
+
+def test_nobody_is_told_of_one_whose_step_is_being_ended_because_it_has_finished() -> None:
+    state = run(State.TRAINING, State.ENDING)
+    finished = replace(state.replicas[1], then=State.DONE)
+    assert gone(state.with_replica(finished), MEMBERS) == []
+    assert [item.replica for item in gone(state, MEMBERS)] == [1]

@@ -2,6 +2,10 @@
 
 Looks after the run as `slurm-ft run` does. At the end it hands in, for each task without a result, the outcome of
 its last attempt or the run's last words, so that nobody waits for a result that will not come.
+
+A job that has to end for its time limit or a preemption is put back into the queue when task 0 has written what
+the next session is to begin with: that is submitit's checkpoint. A task that says it has had its time (submitit's
+`max_num_timeout`, or a function that cannot be checkpointed) ends the job.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from pathlib import Path
 
 from submitit.core.utils import JobPaths, cloudpickle_dump, temporary_save_path
 
+from slurm_ft.controller.comeback import come_back
 from slurm_ft.controller.head import look_after, open_run
-from slurm_ft.errors import EXIT_TRY_AGAIN, SlurmFTError
+from slurm_ft.errors import EXIT_FAILED, EXIT_TRY_AGAIN, SlurmFTError
 from slurm_ft.observe.last_words import last_words
 from slurm_ft.paths import RunPaths
 from slurm_ft.spec import RunSpec
@@ -36,6 +41,8 @@ def main() -> None:
         open_run(paths, spec)
         code = look_after(paths, place)
         words = "\n".join(last_words(paths, code))
+        if code == EXIT_TRY_AGAIN:
+            code = _come_back(paths, place.job_id, folder)
     except SlurmFTError as error:
         error.show()
         code, words = error.exit_code, error.message
@@ -43,6 +50,15 @@ def main() -> None:
     if code != EXIT_TRY_AGAIN:
         hand_in(folder, job_id, spec.replicas * spec.replica.ranks, words)
     sys.exit(code)
+
+
+def _come_back(paths: RunPaths, job_id: str, folder: str) -> int:
+    """Put the job back into the queue, unless task 0 has said why not: then the run has failed."""
+    said = unfinished(JobPaths(folder, job_id=job_id, task_id=0).result_pickle)
+    if said.exists():
+        return EXIT_FAILED
+    print(f"slurm-ft: {come_back(paths, job_id, EXIT_TRY_AGAIN, True)}", file=sys.stderr, flush=True)
+    return EXIT_TRY_AGAIN
 
 
 def hand_in(folder: str | Path, job_id: str, tasks: int, words: str) -> None:

@@ -24,7 +24,7 @@ from slurm_ft.errors import SlurmFTError
 from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
 from slurm_ft.submit.slurm_job import JobWatch
 from slurm_ft.submitit_plugin.batch import run_folder
-from slurm_ft.submitit_plugin.environment import NAME
+from slurm_ft.submitit_plugin.environment import NAME, SlurmFTJobEnvironment
 
 _POLICY = Policy()
 OWN: Mapping[str, Any] = {
@@ -99,6 +99,7 @@ class SlurmFTExecutor(SlurmExecutor):  # type: ignore[misc]
         nodes, each = asked.get("nodes", 1), asked["nodes_per_replica"]
         replicas = max(1, (nodes - asked["spares"]) // max(1, each))
         policy = Policy(
+            requeue=False,  # batch.py decides, since a task may say that it has had its time
             min_replicas=asked["min_replicas"],
             in_place=Budget(asked["restarts_in_place"], _POLICY.in_place.seconds),
             step=Budget(asked["restarts_by_step"], _POLICY.step.seconds),
@@ -107,7 +108,9 @@ class SlurmFTExecutor(SlurmExecutor):  # type: ignore[misc]
         command = (*shlex.split(self.python), "-u", "-m", "slurm_ft.submitit_plugin.task", str(self.folder))
         ranks = max(1, asked.get("ntasks_per_node") or 1)
         name = str(asked.get("job_name", "submitit"))
-        return RunSpec(name, ReplicaSpec(command, each, ranks), replicas, asked["spares"], policy=policy)
+        # submitit's own signal: task 0 calls `checkpoint` and writes what the next session is to begin with.
+        replica = ReplicaSpec(command, each, ranks, save_signal=f"SIG{SlurmFTJobEnvironment.USR_SIG}")
+        return RunSpec(name, replica, replicas, asked["spares"], policy=policy)
 
     def _num_tasks(self) -> int:
         spec = self._spec()

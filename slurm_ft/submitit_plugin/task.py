@@ -25,6 +25,7 @@ def main() -> None:
     here = SlurmFTJobEnvironment()
     final = JobPaths(folder, job_id=here.job_id, task_id=here.global_rank)
     _link_log(final.stdout)
+    here.paths.result_pickle.unlink(missing_ok=True)  # of an attempt before this one
     process_job(folder)
     os.replace(here.paths.result_pickle, final.result_pickle)
 

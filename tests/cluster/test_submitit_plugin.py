@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,3 +80,45 @@ def test_a_misspelt_parameter_and_an_impossible_one_are_refused(executor: Any) -
 
 def _of(job: Any, kind: Kind) -> list[Any]:
     return [event for event in read(job.run.paths.events) if event.kind is kind]
+
+
+class Counts:
+    """A checkpointable function: a session counts on from where the last one was warned."""
+
+    def __init__(self, folder: str, start: int = 0) -> None:
+        self.folder, self.at = folder, start
+
+    def __call__(self) -> int:
+        began = self.at
+        while self.at < began + 5:
+            self.at += 1
+        if began == 0:
+            Path(self.folder, "counts").touch()
+            while True:
+                signal.pause()  # the warning's handler leaves from here
+        return self.at
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        return submitit.helpers.DelayedSubmission(Counts(self.folder, self.at))
+
+
+def test_a_checkpointed_function_goes_on_after_a_preemption_in_the_same_job(
+    executor: Any, devcluster: DevCluster, tmp_path: Path
+) -> None:
+    executor.update_parameters(nodes=1, timeout_min=60)
+    job = executor.submit(Counts(str(tmp_path)))
+    wait_until(lambda: (tmp_path / "counts").exists(), 30, "the first session runs")
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job.job_id], env=devcluster.environ, check=True, timeout=30)
+    assert job.result() == 10
+    assert len(_of(job, Kind.RUN_STARTED)) == 2
+
+
+def test_one_that_cannot_be_checkpointed_and_has_had_its_time_is_not_put_back(
+    executor: Any, devcluster: DevCluster, tmp_path: Path
+) -> None:
+    executor.update_parameters(nodes=1, timeout_min=1)  # submitit: a run of a minute has timed out from the start
+    job = executor.submit(train, str(tmp_path), False)
+    wait_until(lambda: (tmp_path / "pid-0-1").exists(), 30, "it runs")
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job.job_id], env=devcluster.environ, check=True, timeout=30)
+    assert "timed-out and not checkpointable" in str(job.exception())
+    assert len(_of(job, Kind.RUN_STARTED)) == 1

@@ -225,6 +225,7 @@ class SrunStep:
         self._listing = listing
         self._client = client
         self._left, self._killed = asyncio.Event(), asyncio.Event()
+        self._order: asyncio.Task[None] | None = None
 
     async def wait(self) -> Ended:
         code = await self._client.wait()
@@ -250,8 +251,14 @@ class SrunStep:
 
     async def kill(self) -> None:
         self._killed.set()
-        await self._cancel(signal.SIGKILL)
+        self._order_kill()
         self._client.signal(signal.SIGKILL)
+
+    def _order_kill(self) -> None:
+        """Have Slurm kill the step, one order at a time. It is not waited for: to a host that does not answer it
+        takes scancel many seconds."""
+        if self._order is None or self._order.done():
+            self._order = asyncio.ensure_future(self._cancel(signal.SIGKILL))
 
     def left(self) -> None:
         self._left.set()
@@ -265,12 +272,13 @@ class SrunStep:
         not count, since a new step must wait for Slurm too."""
         left = GONE_WITHIN
         while left > 0:
+            began = time.monotonic()
             ids = await self._step_ids()
             if ids == []:
                 return
-            left -= 0.0 if ids is None else 0.5
-            await self._cancel(signal.SIGKILL)
+            self._order_kill()
             await asyncio.sleep(0.5)
+            left -= 0.0 if ids is None else time.monotonic() - began
 
     async def _step_ids(self) -> list[str] | None:
         return await self._listing.ids(self.request.name, 0.2)

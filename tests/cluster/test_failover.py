@@ -111,7 +111,7 @@ def _committed(job: Job, replica: int) -> list[Event]:
 
 def test_the_head_host_dies_and_its_run_goes_on_in_the_same_job(devcluster: DevCluster, submit) -> None:  # noqa: F811
     """RW-18, but nothing starts from the top: one job, one session, and no healthy rank is restarted."""
-    job: Job = submit("--replicas", "3", "--spares", "1", "--env", "TORCHFT_QUORUM_RETRIES=10",
+    job: Job = submit("--replicas", "3", "--spares", "1",
                       "--", "python", str(PROGRAMS / "user_localsgd.py"), "100")  # fmt: skip
     for replica in range(3):
         job.until(Kind.COMMIT, replica)

@@ -126,7 +126,8 @@ def test_without_a_spare_a_replica_waits_for_its_dead_host_and_the_run_goes_on_s
         parked = job.until(Kind.PARKED, 1)
         assert parked.data["hosts"] == [dead]
         job.until(Kind.PROGRESS, 0, lambda e: e.t > parked.t)
-        assert f"it waits for {dead}, and the others go on" in job.slurm_ft("explain", str(job.run))
+        words = f"it waits for {dead}, and the others go on"
+        wait_until(lambda: words in job.slurm_ft("explain", str(job.run)), 10, "the state, a second old, says so")
         job.slurm_ft("stop", str(job.run))
         job.finish(143)
     finally:

@@ -162,3 +162,35 @@ def test_a_host_that_is_cut_off_is_replaced_and_does_not_disturb_the_run_when_it
         assert steps == sorted(set(steps))
     job.slurm_ft("stop", str(job.run))
     job.finish(143)
+
+
+def test_a_head_that_was_cut_off_is_followed_by_another_and_harms_nothing_when_it_is_back(
+    cluster: DevCluster, job: Job
+) -> None:
+    for replica in range(3):
+        job.until(Kind.COMMIT, replica, lambda e: e.data["committed"])
+    victim = job.events(Kind.RUN_STARTED)[0].data["head_host"]
+    joined = {r: job.events(Kind.AGENT_JOINED, r)[-1].data["host"] for r in range(3)}
+    others = [replica for replica, host in joined.items() if host != victim]
+    cluster.cut(victim)
+    job.until(Kind.HEAD_STARTED, None, lambda e: e.epoch == 2, 60)
+    new = job.until(Kind.CONTROLLER_STARTED, None, lambda e: e.epoch == 2, 60)
+    assert new.data["host"] != victim
+    for replica in others:
+        job.until(Kind.COMMIT, replica, lambda e: e.epoch == 2 and e.data["committed"], 60)
+
+    def controllers() -> list[int]:
+        return [p.pid for p in cluster.processes(victim) if b"slurm_ft.controller.main" in cmdline(p.pid)]
+
+    # The run folder it still reaches, and finds there that it has been followed.
+    wait_until(lambda: not controllers(), 30, "the old controller leaves")
+    cluster.heal(victim)
+    for replica in others:
+        last = commits(job, replica)[-1]
+        job.until(Kind.COMMIT, replica, lambda e, last=last: e.data["step"] > last.data["step"] + 5, 60)
+        assert len(job.events(Kind.RANKS_STARTED, replica)) == 1
+        steps = [event.data["step"] for event in commits(job, replica)]
+        assert steps == sorted(set(steps))
+    assert [event.epoch for event in job.events(Kind.HEAD_STARTED)] == [1, 2]
+    job.slurm_ft("stop", str(job.run))
+    job.until(Kind.RUN_ENDED, None, lambda e: e.epoch == 2, 60)

@@ -1,0 +1,49 @@
+"""Faults on purpose in a real job: what only progress shows, what the whole run shares, and what Slurm knows of."""
+
+from __future__ import annotations
+
+from slurm_ft.events import Kind
+from slurm_ft.testing.devcluster import DevCluster
+from tests.cluster.test_training import PROGRAMS, Job, submit  # noqa: F401
+
+
+def test_a_hang_the_lighthouse_and_a_stalled_log_are_survived_in_one_job(devcluster: DevCluster, submit) -> None:  # noqa: F811
+    job: Job = submit("--replicas", "3", "--hang-after", "4", "--", "python", str(PROGRAMS / "user_localsgd.py"), "90")
+    for replica in range(3):
+        job.until(Kind.COMMIT, replica)
+
+    job.slurm_ft("inject", str(job.run), "--kind", "lighthouse")
+    struck = job.events(Kind.INJECTED)[-1].t
+    for replica in range(3):
+        job.until(Kind.COMMIT, replica, lambda e: e.t > struck + 1 and e.data["committed"])
+
+    job.slurm_ft("inject", str(job.run), "--kind", "slow-fs", "--seconds", "2")
+    assert "events waited in memory" in job.until(Kind.NOTE, None).data["text"]
+
+    job.slurm_ft("inject", str(job.run), "--replica", "1", "--kind", "gil-deadlock")
+    failed = job.until(Kind.RANK_FAILED, 1)
+    assert failed.data["hung"] is True
+    assert job.until(Kind.RANKS_STARTED, 1, lambda e: e.data["attempt"] == 2).data["rung"] == "in place"
+    job.until(Kind.COMMIT, 1, lambda e: e.data["attempt"] == 2 and e.data["committed"])
+    assert "Current thread" in (job.run / "replicas/1/attempt_1/0.log").read_text(), "the stacks are in its log"
+
+    job.finish(0)
+    for replica in (0, 2):
+        assert len(job.events(Kind.RANKS_STARTED, replica)) == 1
+    assert not job.events(Kind.STEP_EXITED, 0)[0].data.get("code")
+    quorums = [event.data["quorum_id"] for event in job.events(Kind.QUORUM, 0)]
+    assert quorums == sorted(quorums), "no quorum id came twice"
+
+
+def test_a_host_whose_processes_are_frozen_is_left_for_a_spare(devcluster: DevCluster, submit) -> None:  # noqa: F811
+    """What a user may do to his own run, without root: no connection is reset, as when a host is gone."""
+    job: Job = submit("--replicas", "2", "--spares", "1", "--", "python", str(PROGRAMS / "steps.py"), "500")
+    job.until(Kind.PROGRESSED, 0)
+    job.until(Kind.PROGRESSED, 1)
+    job.slurm_ft("inject", str(job.run), "--replica", "1", "--kind", "host")
+    assert "is silent" in job.until(Kind.AGENT_LOST, 1).data["what"]
+    job.until(Kind.HOST_REPLACED, 1)
+    job.until(Kind.PROGRESSED, 1, lambda e: e.data["attempt"] == 2)
+    job.finish(0)
+    assert len(job.events(Kind.RANKS_STARTED, 0)) == 1
+    assert "agent lost" in job.slurm_ft("report", str(job.run))

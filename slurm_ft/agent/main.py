@@ -48,6 +48,7 @@ from slurm_ft.agent.preload import host_has_gpu, modules_for
 from slurm_ft.agent.process import open_log
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks
 from slurm_ft.agent.saves import Saves
+from slurm_ft.agent.stacks import by_pyspy
 from slurm_ft.agent.successor import Successor
 from slurm_ft.agent.visibility import bus_ids, rank_surroundings, step_mask, visibility
 from slurm_ft.aside import Aside
@@ -488,7 +489,9 @@ class Agent:
     async def _remember_memory(self) -> None:
         """Remember the files in /dev/shm that the ranks map now."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._proc.do(partial(self._memory.look, self._ranks.pids)), SWEEP_WITHIN)
+            await asyncio.wait_for(
+                self._proc.do(partial(self._memory.look, list(self._ranks.pids.values()))), SWEEP_WITHIN
+            )
 
     async def _watch_memory(self) -> None:
         while True:
@@ -496,10 +499,12 @@ class Agent:
             await self._remember_memory()
 
     async def _write_stacks(self) -> None:
-        """Have the ranks that we observe write the stacks of their threads into their logs.
+        """Have the stacks of the ranks' threads written into their logs (see stacks.py).
 
-        The bootstrap has set the signal up; a program without it would die of it.
+        Only ranks that we observe get the signal; a program without the bootstrap would die of it.
         """
+        logs = {pid: self._paths.rank_log(self._replica, self._attempt, n) for n, pid in self._ranks.pids.items()}
+        await by_pyspy(logs)
         for rank in self._socket.ranks():
             self._ranks.signal(signal.SIGCONT, rank)
             self._ranks.signal(STACKS_SIGNAL, rank)

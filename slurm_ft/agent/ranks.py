@@ -121,8 +121,9 @@ class Ranks:
         return sorted(self._ranks)
 
     @property
-    def pids(self) -> list[int]:
-        return [rank.pid for rank in self._ranks.values() if rank.pid]
+    def pids(self) -> dict[int, int]:
+        """The process of each rank that runs here."""
+        return {number: rank.pid for number, rank in self._ranks.items() if rank.pid}
 
     def _new_forker(self) -> Forker | None:
         if self._preload is None:

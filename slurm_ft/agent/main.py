@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -29,17 +28,17 @@ import sys
 import time
 from collections.abc import Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from slurm_ft import config, env, timeouts
 from slurm_ft.agent import fitness
+from slurm_ft.agent.address import address_towards, free_port
 from slurm_ft.agent.affinity import gpu_numbers, rank_cpus
 from slurm_ft.agent.command import rank_argv
+from slurm_ft.agent.ends import left_by
 from slurm_ft.agent.environ import Place, rank_environment
+from slurm_ft.agent.housekeeping import Housekeeping
 from slurm_ft.agent.hurt import hurt
-from slurm_ft.agent.leftovers import Attempt, SharedMemory, sweep
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.oom import OomWatch
@@ -64,61 +63,12 @@ from slurm_ft.train.progress import STACKS_SIGNAL
 
 PROGRESS_INTERVAL = 0.25
 REDIAL_AFTER = 3.0
-TAIL_BYTES = 4000
-SWEEP_WITHIN = 5.0
-GPU_WITHIN = 30.0
-MEMORY_INTERVAL = 10.0
 FILES_WITHIN = 2.0
 """Seconds for reading what a dead rank left in the run folder; its end is told without it then."""
 STACKS_WITHIN = 0.5
 """Seconds that a rank has to write its stacks; the handler runs at once, even while the GIL is held."""
 FIT_SHARE = 0.5
 """Of the agent_timeout, for a health check: the controller waits no longer than that for our word."""
-PORTS = range(20_000, 32_000)
-"""Below the kernel's ephemeral range, so that no outgoing connection takes a port we chose."""
-
-
-def free_port(host: str = "") -> int:
-    """A port that is free now, from PORTS. Nothing reserves it: a rank that finds it taken fails and the
-    next attempt gets another."""
-    start = int.from_bytes(os.urandom(4), "big")
-    for offset in range(len(PORTS)):
-        port = PORTS[(start + offset * 7) % len(PORTS)]
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
-            return port
-    raise OSError("no port between 20000 and 32000 is free")
-
-
-def address_towards(endpoint: str) -> str:
-    """Our address on the way to the controller: what other hosts of the allocation can reach us by."""
-    target = urlsplit(endpoint)
-    family = socket.AF_INET6 if ":" in (target.hostname or "") else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((target.hostname, target.port))
-        return str(probe.getsockname()[0])
-
-
-def read_error(path: Path) -> tuple[str, str]:
-    """(message, traceback) from torch elastic's error file; empty when there is none."""
-    try:
-        message = json.loads(path.read_text(encoding="utf-8"))["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "", ""
-    if not isinstance(message, dict):
-        return str(message or ""), ""
-    extra = message.get("extraInfo") or {}
-    return str(message.get("message", "")), str(extra.get("py_callstack", ""))[-TAIL_BYTES:]
-
-
-def tail(path: Path) -> str:
-    """The end of a log, for a rank that left no traceback."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-20:])
-    except OSError:
-        return ""
 
 
 class Agent:
@@ -144,8 +94,9 @@ class Agent:
         save_signal = self._spec.replica.save_signal
         self._saves = Saves(self._index, save_signal, self._socket.send, self._signal_rank, self._tell)
         self._files = Aside("files")  # the run folder's file system may be away
-        self._proc = Aside("leftovers")  # the entry in /proc of a process that hangs can hang its reader
-        self._memory = SharedMemory()
+        self._housekeeping = Housekeeping(
+            self._paths.root, host, replica, lambda: list(self._ranks.pids.values()), lambda: bool(self._gpus)
+        )
         self._oom = OomWatch()
         self._heard = time.monotonic()
         self._begun = asyncio.Event()  # the ranks of this attempt are started, if they are to be
@@ -173,7 +124,7 @@ class Agent:
         if await self._fit():
             self._hello()
             for work in (
-                self._receive(), self._live(), self._flush(), self._watch_memory(), self._successor.watch()
+                self._receive(), self._live(), self._flush(), self._housekeeping.watch(), self._successor.watch()
             ):  # fmt: skip
                 self._do(work)
         code = await self._over
@@ -246,18 +197,14 @@ class Agent:
 
     async def _tell_end(self, end: Exit, attempt: int) -> None:
         """Tell how a rank has ended, with what it left behind if that can be read in time."""
-        left = "", "", ""
+        left = "", ""
         if end.code:
             with contextlib.suppress(TimeoutError):
-                left = await asyncio.wait_for(self._files.do(partial(self._left_by, end.rank, attempt)), FILES_WITHIN)
+                work = self._files.do(partial(left_by, self._paths, self._replica, attempt, end.rank))
+                left = await asyncio.wait_for(work, FILES_WITHIN)
         self._tell(self._end_message(end, attempt, *left))
 
-    def _left_by(self, rank: int, attempt: int) -> tuple[str, str, str]:
-        """A rank's exception in one line, its traceback, and the end of its log."""
-        message, traceback = read_error(self._paths.error(self._replica, attempt, rank))
-        return message, traceback, "" if traceback else tail(self._paths.rank_log(self._replica, attempt, rank))
-
-    def _end_message(self, end: Exit, attempt: int, message: str, traceback: str, last: str) -> Message:
+    def _end_message(self, end: Exit, attempt: int, message: str, traceback: str) -> Message:
         if end.code == 0:
             return {"type": "rank_done", "attempt": attempt, "rank": end.rank}
         log = self._paths.rank_log(self._replica, attempt, end.rank)
@@ -275,7 +222,7 @@ class Agent:
             "signal": end.signal_name,
             "age": time.monotonic() - end.at,
             "log": str(log),
-            "traceback": traceback or last,
+            "traceback": traceback,
             **({"gpu": self._gpus[local % len(self._gpus)]} if self._gpus else {}),
             **({"oom": True} if lack else {}),
             **({"injected": True} if end.rank in self._injected else {}),
@@ -381,7 +328,7 @@ class Agent:
         here is not the agent's loop. On a full disk there is no log to wait for."""
         with contextlib.suppress(OSError):
             await self._files.do(lambda: [open_log(plan.log).close() for plan in plans])
-        words = await self._sweep(attempt) if self._cleared != attempt - 1 else ""
+        words = await self._housekeeping.sweep(attempt) if self._cleared != attempt - 1 else ""
         if words:
             print(f"slurm-ft agent: before attempt {attempt}: {words}", file=sys.stderr)
         self._oom.begin()
@@ -455,48 +402,14 @@ class Agent:
             await self._write_stacks()
         if attempt < self._attempt:
             return
-        await self._remember_memory()
+        await self._housekeeping.remember()
         await self._ranks.clear(grace)
-        left = await self._sweep(attempt + 1)
+        left = await self._housekeeping.sweep(attempt + 1)
         if not await self._fit():
             return
         self._cleared = attempt
         message = {"type": "cleared", "attempt": attempt, "index": self._index, "port": free_port()}
         self._tell(message | ({"leftovers": left} if left else {}))
-
-    async def _sweep(self, attempt: int) -> str:
-        """End what attempts before this one have left on this host, and wait for their GPU memory; in words."""
-        whose = Attempt(str(self._paths.root), self._host, self._replica, attempt)
-        with contextlib.suppress(TimeoutError):
-            work = self._proc.do(partial(sweep, whose, self._memory, SWEEP_WITHIN))
-            swept = await asyncio.wait_for(work, 2 * SWEEP_WITHIN)
-            held = await self._gpu_memory_held(swept.ended) if self._gpus and swept.ended else ""
-            return "; ".join(words for words in (swept.words, held) if words)
-        return f"what is left could not be looked for within {2 * SWEEP_WITHIN:.0f} s"
-
-    async def _gpu_memory_held(self, pids: list[int]) -> str:
-        """Wait until these processes hold no GPU memory; who still does after a while, in words."""
-        until = time.monotonic() + GPU_WITHIN
-        while True:
-            holders = await asyncio.to_thread(probes.holders)
-            held = [holder for holder in holders if holder.pid in pids]
-            if not held:
-                return ""
-            if time.monotonic() > until:
-                return f"dead processes still hold memory of the GPUs {', '.join(h.bus_id for h in held)}"
-            await asyncio.sleep(1.0)
-
-    async def _remember_memory(self) -> None:
-        """Remember the files in /dev/shm that the ranks map now."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(
-                self._proc.do(partial(self._memory.look, list(self._ranks.pids.values()))), SWEEP_WITHIN
-            )
-
-    async def _watch_memory(self) -> None:
-        while True:
-            await asyncio.sleep(MEMORY_INTERVAL)
-            await self._remember_memory()
 
     async def _write_stacks(self) -> None:
         """Have the stacks of the ranks' threads written into their logs (see stacks.py).

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 
-from slurm_ft.agent.main import address_towards
+from slurm_ft.agent.address import address_towards
 from slurm_ft.channel import HEARTBEAT, Client
 from slurm_ft.errors import EXIT_TRY_AGAIN
 from slurm_ft.monarch import tls

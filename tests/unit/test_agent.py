@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurm_ft.agent.main import PORTS, address_towards, free_port, tail
+from slurm_ft.agent.address import PORTS, address_towards, free_port
+from slurm_ft.agent.ends import tail
 from slurm_ft.channel import Message, Server, make_keys
 from slurm_ft.hostspec import HostSpec
 from slurm_ft.paths import RunPaths, write_json
@@ -348,7 +349,7 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr("slurm_ft.agent.main.PORTS", range(port, port + 1))
+        monkeypatch.setattr("slurm_ft.agent.address.PORTS", range(port, port + 1))
         with pytest.raises(OSError, match="no port"):
             free_port()
 

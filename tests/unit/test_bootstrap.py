@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_ft.agent.command import rank_argv
-from slurm_ft.agent.main import read_error
+from slurm_ft.agent.ends import read_error
 
 OURS = ("SLURM_FT", "TORCHELASTIC", "PYTHON")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from slurm_ft import env
+from slurm_ft.agent.address import PORTS, free_port
+from slurm_ft.agent.ends import tail
 from slurm_ft.agent.environ import Place, rank_environment
-from slurm_ft.agent.main import PORTS, free_port, tail
 from slurm_ft.controller.state import State
 from slurm_ft.errors import EXIT_LAUNCH
 from slurm_ft.events import Kind

@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any
 
 from slurm_ft import env
+from slurm_ft.agent.address import address_towards
 from slurm_ft.agent.forker import Forker
-from slurm_ft.agent.main import address_towards
 from slurm_ft.agent.preload import host_has_gpu
 from slurm_ft.agent.ranks import split_cpus
 from slurm_ft.agent.visibility import rank_surroundings, visibility

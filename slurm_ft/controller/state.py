@@ -97,7 +97,7 @@ class Replica:
     `attempt` counts the starts of its ranks and `step` those of its step, both from 1, 0 before the first.
     `agents` maps the index of each reported host to the port it offers for the next attempt.
     `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
-    `due` is when a repair that had to wait may begin.
+    `due` is when a repair that had to wait may begin. `committed` is the newest step that this attempt committed.
     `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
     `unanswered` counts launches in a row that failed because Slurm did not answer; the next is due at `launch_at`.
     """
@@ -120,7 +120,7 @@ class Replica:
     first_failure: Failure | None = None
     ever_joined: bool = False
     progressed: float = 0.0
-    committed: bool = False
+    committed: int | None = None
     suspects: tuple[str, ...] = ()
     due: float = 0.0
     unanswered: int = 0
@@ -220,7 +220,7 @@ def _ranks_started(r: Replica, e: Event) -> Replica:
         attempt=int(e.data["attempt"]),
         done_ranks=frozenset(),
         restarts=r.restarts + (((e.t, str(rung)),) if rung == IN_PLACE else ()),
-        committed=False,
+        committed=None,
     )
 
 
@@ -462,7 +462,9 @@ def observe(state: RunState, event: Event) -> RunState:
     if _is_late(replica, event):
         return state
     if kind is Kind.COMMIT:
-        return state.with_replica(replace(replica, committed=True)) if data.get("committed") else state
+        step = data.get("step")
+        known = data.get("committed") and isinstance(step, int)
+        return state.with_replica(replace(replica, committed=step)) if known else state
     handler = TRANSITIONS[replica.state].get(kind)
     if handler is None:
         return state

@@ -226,13 +226,20 @@ def _left_behind(now: float, r: Replica, state: RunState, policy: Policy) -> str
     """
     if not state.collective or state.first_done is None:
         return ""
-    if r.state in RANKS_RUN and r.committed:
+    if r.state in RANKS_RUN and r.committed is not None and r.committed >= _finished_step(state) - 1:
         return ""  # it has a part in what was finished, and may be writing it down
     if r.state not in RANKS_RUN or r.attempt > 1:
         return "the training was finished by its peers"
     if now - state.first_done >= policy.finish_grace:
         return f"its peers finished the training {policy.finish_grace:g} s ago"
     return ""
+
+
+def _finished_step(state: RunState) -> int:
+    """The newest step that a replica which has finished has committed. One that has committed less, alone and from
+    nothing, because it was started again when its peers were about to leave, has no part in it."""
+    over = (State.FINISHED, State.DONE)
+    return max((r.committed or 0 for r in state.replicas if r.state in over or r.then is State.DONE), default=0)
 
 
 def _final_reason(r: Replica) -> str:

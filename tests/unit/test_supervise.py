@@ -329,17 +329,20 @@ def test_a_replica_that_does_not_train_is_not_waited_for_when_its_peers_are_done
 @pytest.mark.parametrize(
     ("attempt", "committed", "passed", "ended"),
     [
-        (1, False, 59.0, False),
-        (1, False, 60.0, True),
-        (2, True, 59.0, False),
-        (2, True, 600.0, False),  # it has a part in what was finished, and may be writing the last checkpoint
-        (2, False, 0.0, True),  # it has nothing to heal from any more
+        (1, None, 59.0, False),
+        (1, None, 60.0, True),
+        (2, 99, 59.0, False),
+        (2, 98, 600.0, False),  # it has a part in what was finished, and may be writing the last checkpoint
+        (2, None, 0.0, True),  # it has nothing to heal from any more
+        (2, 3, 0.0, True),  # it came when its peers were about to leave, and trains from nothing, alone
     ],
 )
-def test_one_that_trains_has_finish_grace(attempt: int, committed: bool, passed: float, ended: bool) -> None:
+def test_one_that_trains_has_finish_grace(attempt: int, committed: int | None, passed: float, ended: bool) -> None:
     replica = replace(in_state(S.TRAINING), attempt=attempt, committed=committed)
-    action, _ = choice(replica, now=200.0 + passed, collective=True, first_done=200.0)
-    assert (action is not None) is ended
+    finished = replace(in_state(S.DONE), id=1, committed=99)
+    state = RunState((replica, finished), started=0.0, collective=True, first_done=200.0)
+    actions, _ = decide(200.0 + passed, state, Policy())
+    assert bool(actions) is ended
 
 
 def test_without_a_quorum_nobody_is_left_behind() -> None:

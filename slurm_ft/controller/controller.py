@@ -35,7 +35,7 @@ from slurm_ft.controller.deliveries import Deliveries, Verdict
 from slurm_ft.controller.keepers import Keepers
 from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
-from slurm_ft.controller.pace import Pace, hanging
+from slurm_ft.controller.pace import Pace, hanging, stuck_at_start
 from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.spares import SpareWatch
@@ -491,18 +491,29 @@ class Controller:
         alone = sum(r.state not in FINAL for r in replicas) == 1
         hang_after = self._spec.policy.hang_after
         for number, seconds in hanging(self._paces, training, alone, now, hang_after).items():
-            self._sample(number, last=True)
-            self.supervisor.take(
-                Kind.RANK_FAILED,
-                number,
-                attempt=replicas[number].attempt,
-                rank=0,
-                host=replicas[number].hosts[0],
-                what=f"it has stood still for {seconds:.0f} s at step {self._book.page(number).step}",
-                hung=True,
-                age=seconds,
-                log=str(self._paths.rank_log(number, replicas[number].attempt, 0)),
+            self._hangs(
+                number, seconds, f"it has stood still for {seconds:.0f} s at step {self._book.page(number).step}"
             )
+        if self.supervisor.state.collective:
+            started = {r.id: r.since for r in replicas if r.state is State.RUNNING}
+            stuck = stuck_at_start(started, self._book.members, bool(training), self._clock(), hang_after)
+            for number, seconds in stuck.items():
+                self._hangs(number, seconds, f"it has not begun to train within {seconds:.0f} s")
+
+    def _hangs(self, number: int, seconds: float, what: str) -> None:
+        replica = self.supervisor.state.replicas[number]
+        self._sample(number, last=True)
+        self.supervisor.take(
+            Kind.RANK_FAILED,
+            number,
+            attempt=replica.attempt,
+            rank=0,
+            host=replica.hosts[0],
+            what=what,
+            hung=True,
+            age=seconds,
+            log=str(self._paths.rank_log(number, replica.attempt, 0)),
+        )
 
     def _moved(self, replica: int) -> None:
         now = time.monotonic()

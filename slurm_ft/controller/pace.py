@@ -4,6 +4,10 @@ A replica moves when its training step or its commits change. It hangs when it h
 FACTOR times its median step and longer than the policy's `hang_after`, while its peers have moved: when all
 stand still they may be waiting for each other, for data or for a checkpoint, and a restart of one would
 help none. A replica that is left alone has only its own pace.
+
+Before it moves for the first time a replica has no pace. In a run whose peers train through torchft it hangs when it
+has not even made its Manager within START_FLOOR and twice `hang_after`: what comes after that, the first quorum, it
+may wait for as long as its peers train between two synchronisations.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ FACTOR = 20.0
 """How many of its own steps a replica may stand still; far above the spread of healthy steps."""
 ALONE = 10.0
 """A replica without moving peers, or without a known pace, has this many times `hang_after`: it may be saving."""
+START_FLOOR = 120.0
+"""Seconds that a program has for its imports, its data and its model, at least."""
 REMEMBERED = 32
 
 
@@ -59,3 +65,16 @@ def hanging(
     if peers_move:
         return found
     return {r: seconds for r, seconds in found.items() if seconds > ALONE * hang_after} if alone else {}
+
+
+def stuck_at_start(
+    started: Mapping[int, float], joined: Iterable[int], peers_train: bool, now: float, hang_after: float
+) -> dict[int, float]:
+    """The replicas that hang before they have begun, with the seconds since their ranks were started.
+
+    `started` holds when, for those that have not moved yet; `joined` are those that have made their Manager.
+    """
+    if hang_after <= 0 or not peers_train:
+        return {}
+    limit = max(START_FLOOR, 2 * hang_after)
+    return {r: now - t for r, t in started.items() if r not in set(joined) and now - t > limit}

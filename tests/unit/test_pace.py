@@ -1,6 +1,8 @@
 """Who hangs, by progress alone."""
 
-from slurm_ft.controller.pace import FACTOR, Pace, hanging, patience
+import pytest
+
+from slurm_ft.controller.pace import FACTOR, Pace, hanging, patience, stuck_at_start
 
 
 def pace(*moves: float) -> Pace:
@@ -60,3 +62,21 @@ def test_a_replica_that_is_being_repaired_is_not_judged_and_0_turns_it_off() -> 
     paces = {0: pace(*STEADY)}
     assert not hanging(paces, frozenset(), True, 1e6, hang_after=30.0)
     assert not hanging(paces, frozenset({0}), True, 1e6, hang_after=0.0)
+
+
+@pytest.mark.parametrize(
+    ("started", "joined", "peers_train", "hang_after", "stuck"),
+    [
+        (0.0, (), True, 300.0, True),
+        (500.0, (), True, 300.0, False),  # for 500 s only: it has twice --hang-after
+        (900.0, (), True, 1.0, False),  # for 100 s only: imports and data may take two minutes
+        (0.0, (3,), True, 300.0, False),  # it waits for its peers' next synchronisation
+        (0.0, (), False, 300.0, False),  # nobody trains: they may all wait for the same thing
+        (0.0, (), True, 0.0, False),
+    ],
+)
+def test_one_that_never_begins_while_its_peers_train_hangs(
+    started: float, joined: tuple[int, ...], peers_train: bool, hang_after: float, stuck: bool
+) -> None:
+    found = stuck_at_start({3: started}, joined, peers_train, 1000.0, hang_after)
+    assert found == ({3: 1000.0 - started} if stuck else {})

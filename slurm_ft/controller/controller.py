@@ -502,6 +502,7 @@ class Controller:
 
     def _hangs(self, number: int, seconds: float, what: str) -> None:
         replica = self.supervisor.state.replicas[number]
+        step = self._book.page(number).step
         self._sample(number, last=True)
         self.supervisor.take(
             Kind.RANK_FAILED,
@@ -513,6 +514,7 @@ class Controller:
             hung=True,
             age=seconds,
             log=str(self._paths.rank_log(number, replica.attempt, 0)),
+            **({} if step is None else {"train_step": step}),
         )
 
     def _moved(self, replica: int) -> None:

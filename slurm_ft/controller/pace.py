@@ -1,9 +1,10 @@
 """Which replica hangs: judged by progress, against its own pace and its peers'. Pure; time is an argument.
 
 A replica moves when its training step or its commits change. It hangs when it has not moved for longer than
-FACTOR times its median step and longer than the policy's `hang_after`, while its peers have moved: when all
-stand still they may be waiting for each other, for data or for a checkpoint, and a restart of one would
-help none. A replica that is left alone has only its own pace.
+FACTOR times its median step and longer than the policy's `hang_after`, while a peer has moved in the newer half
+of that time: when all stand still, one a moment longer than another, they may be waiting for each other, for data
+or for a checkpoint, and to restart those that only wait would lose what they hold. A replica that is left alone
+has only its own pace.
 
 Before it moves for the first time a replica has no pace. In a run whose peers train through torchft it hangs when it
 has not even made its Manager within START_FLOOR and twice `hang_after`: what comes after that, the first quorum, it
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 
 FACTOR = 20.0
@@ -61,10 +63,10 @@ def hanging(
         return {}
     still = {replica: now - paces[replica].moved_at for replica in training if replica in paces}
     found = {r: seconds for r, seconds in still.items() if seconds > patience(paces[r], paces.values(), hang_after)}
-    peers_move = any(seconds < hang_after for r, seconds in still.items() if r not in found)
-    if peers_move:
-        return found
-    return {r: seconds for r, seconds in found.items() if seconds > ALONE * hang_after} if alone else {}
+    if alone:
+        return {r: seconds for r, seconds in found.items() if seconds > ALONE * hang_after}
+    newest = min((seconds for r, seconds in still.items() if r not in found), default=inf)
+    return {r: seconds for r, seconds in found.items() if newest < seconds / 2}
 
 
 def stuck_at_start(

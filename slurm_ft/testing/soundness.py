@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from slurm_ft.events import Event, Kind
-from slurm_ft.observe.incidents import Incident
+from slurm_ft.observe.incidents import HEAD, Incident
 
 
 def commits(events: Iterable[Event]) -> list[Event]:
@@ -42,10 +42,15 @@ def doubles(events: Iterable[Event]) -> list[str]:
 
 
 def unexplained(incidents: Sequence[Incident]) -> list[str]:
-    """Every incident says what happened, and comes from a fault on purpose, or from a repair of one that failed."""
+    """Every incident says what happened, and comes from a fault on purpose, or from a repair of one that failed.
+
+    The head is lost on purpose with the host of a replica that is killed on purpose.
+    """
     wrong, failed_again = [], set[int]()
+    struck = {incident.host for incident in incidents if incident.injected}
     for incident in incidents:
-        known = incident.injected or incident.replica in failed_again
+        with_its_host = incident.replica == HEAD and incident.host in struck
+        known = incident.injected or with_its_host or incident.replica in failed_again
         if not incident.what or not incident.cause or not known:
             who = f"replica {incident.replica}, attempt {incident.attempt}"
             wrong.append(f"{who}: `{incident.what}` ({incident.cause}) has no known cause")

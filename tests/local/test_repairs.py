@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -161,7 +162,8 @@ def test_a_controller_that_dies_while_the_run_is_stopped_stops_it_soon(run: Run)
 
 
 def test_the_head_gives_up_on_a_controller_that_crashes_again_and_again(run: Run) -> None:
-    run.start_with(QUICK)
+    # Killed before it has spoken to its agent, again and again, it is silent: the agent must not give it up first.
+    run.start_with(replace(QUICK, orphan_timeout=30.0))
     run.trains(0)
     for count in range(1, 7):
         os.kill(int(run.until(Kind.CONTROLLER_STARTED, count=count).data["pid"]), signal.SIGKILL)

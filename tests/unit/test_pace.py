@@ -36,6 +36,11 @@ def test_when_all_stand_still_nobody_hangs() -> None:
     assert not hanging(paces, frozenset({0, 1}), False, 500.0, hang_after=30.0)
 
 
+def test_peers_that_stopped_a_moment_later_wait_like_it_and_are_not_restarted() -> None:
+    paces = {0: pace(*STEADY), 1: pace(*STEADY), 2: pace(*STEADY, 10.5)}
+    assert not hanging(paces, frozenset({0, 1, 2}), False, 40.2, hang_after=30.0)
+
+
 def test_a_replica_whose_only_peer_is_being_repaired_may_wait_for_it() -> None:
     paces = {0: pace(*STEADY), 1: pace(*STEADY)}
     assert not hanging(paces, frozenset({0}), False, 500.0, hang_after=30.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from observe_histories import History, healed_run
 
 from slurm_ft.events import Event, Kind
+from slurm_ft.observe.incidents import HEAD, Incident
 from slurm_ft.observe.ledger import Ledger
 from slurm_ft.testing import soundness
 
@@ -34,3 +35,10 @@ def test_a_failure_that_nobody_caused_is_found() -> None:
     h = History(1).launch(0.1, 0).ranks(0.5, 0).progressed(2.0, 0).killed(5.0, 0)
     (sentence,) = soundness.unexplained(Ledger(h.sorted()).incidents.all)
     assert "has no known cause" in sentence
+
+
+def test_the_head_is_lost_on_purpose_with_the_host_of_a_replica_that_was_killed() -> None:
+    head = Incident(HEAD, 2, 9.0, "the head host node1 was lost", "head lost", host="node1")
+    replica = Incident(0, 1, 9.0, "the agent on node1 is silent", "host lost", host="node1", injected=True)
+    assert soundness.unexplained([head, replica]) == []
+    assert len(soundness.unexplained([head])) == 1

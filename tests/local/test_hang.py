@@ -44,5 +44,6 @@ def test_a_stopped_rank_is_found_and_restarted_and_its_stacks_are_kept(tmp_path:
     (failure,) = found(Kind.RANK_FAILED, 1)
     assert failure.data["hung"] is True
     assert failure.data["what"].startswith("it has stood still for")
+    assert failure.data["what"].endswith(f"at step {failure.data['train_step']}")  # another step is another failure
     assert 'program.py", line' in (run / "replicas" / "1" / "attempt_1" / "0.log").read_text()
     assert not found(Kind.RANK_FAILED, 0)

@@ -182,8 +182,12 @@ class LighthouseView:
 
     @property
     def training(self) -> set[str]:
-        """Ids of the last quorum that are alive."""
-        return {name for name in self.members if self.heartbeats.get(name, FRESH_SECONDS) < FRESH_SECONDS}
+        """Ids of the last quorum that are alive, or were a moment ago."""
+        return self.heard(FRESH_SECONDS)
+
+    def heard(self, seconds: float) -> set[str]:
+        """Ids of the last quorum whose last heartbeat came within so many seconds."""
+        return {name for name in self.members if self.heartbeats.get(name, seconds) < seconds}
 
     @property
     def replicas(self) -> set[str]:

@@ -531,17 +531,19 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         return str(manager._store.get(f"slurm_ft/{key}").decode())
 
     def _look_around(self) -> str:
-        wait = self.config.fault_tolerance.gather_s
-        deadline = time.monotonic() + wait
+        began = time.monotonic()
         while True:
             if is_over(self.place, self.config.training.steps):
                 return "over"
+            looked = time.monotonic() - began
             view = ft.view_lighthouse(ft.lighthouse_url())
             if view is None:
                 return "together"
-            if view.training:
+            # One that trained a moment ago may have died with this replica's former self.
+            if view.heard(min(looked, ft.FRESH_SECONDS)):
                 return "late"
-            if len(view.replicas) >= self.place.replicas or time.monotonic() > deadline:
+            waited = looked > self.config.fault_tolerance.gather_s
+            if not view.training and (len(view.replicas) >= self.place.replicas or waited):
                 return "together"
             time.sleep(POLL_SECONDS)
 
@@ -677,6 +679,8 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                 if self._left_behind(late):
                     logger.info("another replica has finished the run; this one stops at step %d", self.step)
                     return
+                if late and not self._heals():
+                    self._resume()  # all who seemed to be training have begun again too
                 late = False
             self._keeping.settled()
             profiler.step()

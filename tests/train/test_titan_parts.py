@@ -79,3 +79,7 @@ def test_assets_are_what_the_script_makes():
     script = Path(__file__).resolve().parents[2] / "scripts" / "make_assets"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_one_that_trained_a_moment_ago_is_not_taken_for_one_that_trains(in_fork):
+    in_fork(workers.starts)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -435,3 +436,37 @@ def places() -> None:
         assert "REPLICA_GROUP_ID" in str(refusal)
     else:
         raise AssertionError("a word was taken for a number")
+
+
+def starts() -> None:
+    """A member of the last quorum counts as training once it is heard while we look, not for what it was."""
+    from types import SimpleNamespace
+
+    from slurm_ft.train import ft, titan_ft
+
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    titan_ft.time = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    config = SimpleNamespace(
+        training=SimpleNamespace(steps=9), fault_tolerance=SimpleNamespace(gather_s=20.0)
+    )  # fmt: skip
+    place = titan_ft.Place.of({"REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"})
+
+    def start(last_heard: Callable[[], float]) -> tuple[str, float]:
+        nonlocal now
+        now = 0.0
+        beats = {"replica_0:new": 0.0, "replica_1:new": 0.0}
+        ft.view_lighthouse = lambda url: ft.LighthouseView(
+            {"replica_1:old": 3}, {**beats, "replica_1:old": now - last_heard()}
+        )
+        return titan_ft.Trainer._look_around(SimpleNamespace(place=place, config=config)), now
+
+    dead = start(lambda: -0.01)
+    assert dead[0] == "together" and dead[1] < ft.FRESH_SECONDS + titan_ft.POLL_SECONDS
+    alive = start(lambda: now - 0.03)
+    assert alive[0] == "late" and alive[1] <= titan_ft.POLL_SECONDS
+    assert start(lambda: -5.0) == ("together", 0.0)

@@ -34,6 +34,8 @@ def test_a_survivor_that_stood_still_lost_the_time_and_one_that_went_back_lost_t
     back = [*steps(0, 9, 1, 20, 0.0), *steps(0, 12, 11, 30, 5.0)]  # from a checkpoint of step 10
     seconds, again = log.survivor_loss(back, 0, 1.95, 10)
     assert again == 10 and seconds == pytest.approx(5.0 + 1.9 - 1.9 - 1.0)
+    young = [*steps(0, 9, 1, 5, 0.0), *steps(0, 9, 6, 20, 5.0)]  # fewer steps before the kill than the window has
+    assert log.survivor_loss(young, 0, 0.45, 10) == pytest.approx((5.0 - 0.5, 0))
 
 
 def test_only_steps_that_were_committed_by_their_process_count():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Sequence
@@ -81,7 +82,7 @@ def survivor_loss(lines: Sequence[Line], replica: int, killed: float, window: in
         return 0.0, 0
     last = max(done)
     times = [reached[step] for step in sorted(reached) if step <= last]
-    pace = statistics.median(b - a for a, b in zip(times[-window - 1 :], times[-window:], strict=False))
+    pace = statistics.median(b - a for a, b in itertools.pairwise(times[-window - 1 :]))
     target = min(last + window, max(reached))
     behind = reached[target] - reached[last] - (target - last) * pace
     after = [line.step for line in steps if line.t > killed and line.step <= target]

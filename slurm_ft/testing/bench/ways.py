@@ -247,14 +247,15 @@ def start_lighthouse(folder: Path) -> tuple[subprocess.Popen[Any], str]:
     """A Lighthouse with slurm-ft's settings; its process and address."""
     file, settings = folder / "lighthouse", Lighthouse()
     command = [
-        sys.executable, "-m", "slurm_ft.controller.lighthouse", "--bind", "127.0.0.1:0", "--advertise", "127.0.0.1",
-        "--address-file", str(file), "--min-replicas", "1", "--join-timeout-ms", str(settings.join_timeout_ms),
+        sys.executable, "-m", "slurm_ft.controller.lighthouse", "--host", "127.0.0.1", "--address-file", str(file),
+        "--events", str(folder / "events.jsonl"), "--min-replicas", "1",
+        "--join-timeout-ms", str(settings.join_timeout_ms),
         "--quorum-tick-ms", str(settings.quorum_tick_ms),
         "--heartbeat-timeout-ms", str(settings.heartbeat_timeout_ms),
     ]  # fmt: skip
     process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
     give_up = time.monotonic() + 30
-    while not file.exists():
+    while not (file.exists() and file.read_text()):
         if time.monotonic() > give_up or process.poll() is not None:
             raise RuntimeError("the Lighthouse did not come up")
         time.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_ft.events import Kind
 from slurm_ft.testing.devcluster import DevCluster
+from tests.cluster.conftest import wait_until
 from tests.cluster.test_training import PROGRAMS, Job, submit  # noqa: F401
 
 
@@ -17,8 +18,10 @@ def test_a_hang_the_lighthouse_and_a_stalled_log_are_survived_in_one_job(devclus
     for replica in range(3):
         job.until(Kind.COMMIT, replica, lambda e: e.t > struck + 1 and e.data["committed"])
 
-    job.slurm_ft("inject", str(job.run), "--kind", "slow-fs", "--seconds", "2")
-    assert "events waited in memory" in job.until(Kind.NOTE, None).data["text"]
+    for number, kind in enumerate(("slow-fs", "disk-full"), 1):
+        job.slurm_ft("inject", str(job.run), "--kind", kind, "--seconds", "2")
+        wait_until(lambda: len(job.events(Kind.NOTE)) == number, 30, f"a note after {kind}")  # noqa: B023
+        assert "events waited in memory" in job.events(Kind.NOTE)[-1].data["text"]
 
     job.slurm_ft("inject", str(job.run), "--replica", "1", "--kind", "gil-deadlock")
     failed = job.until(Kind.RANK_FAILED, 1)

@@ -65,3 +65,30 @@ def test_a_run_that_is_warned_goes_on_from_its_save_with_the_same_weights(tmp_pa
     assert "healed" not in logs
     sums = [line.partition("sum of weights ")[2] for line in logs.splitlines() if "sum of weights" in line]
     assert len(sums) == 2 and len(set(sums)) == 1
+
+
+def test_replicas_that_all_die_at_once_go_on_from_the_last_save_and_not_from_nothing(tmp_path: Path) -> None:
+    """Each is back while the other's former self is still in the last quorum, under the name that both keep."""
+    folder = tmp_path / "run"
+    run = start(folder, "--steps", "100000", "--sync-steps", "6")
+    try:
+        until(lambda: [e for e in events(folder, Kind.COMMIT) if e.data["committed"] and e.data["step"] > 5], run)
+        (folder / "save").touch()
+        [saved] = until(lambda: events(folder, Kind.SAVE_ENDED), run)
+        step = saved.data["step"]
+        assert saved.data["complete"] and step > 0
+        argv = [SLURM_FT, "inject", str(folder), "--kind", "kill", "--replica"]
+        for kill in [subprocess.Popen([*argv, str(replica)], stdout=subprocess.DEVNULL) for replica in range(2)]:
+            assert kill.wait(30) == 0
+
+        def later(replica: int) -> list[Event]:
+            commits = [e for e in events(folder, Kind.COMMIT) if e.replica == replica and e.data["committed"]]
+            return [e for e in commits if e.data["attempt"] == 2 and e.data["train_step"] > step + 6]
+
+        until(lambda: later(0) and later(1), run)
+        (folder / "stop").touch()
+        assert run.wait(60) == 143
+    finally:
+        run.kill()
+    logs = [path.read_text() for path in folder.glob("replicas/*/attempt_2/0.log")]
+    assert len(logs) == 2 and all(f"resumed from the save of step {step}" in log for log in logs), logs

@@ -252,6 +252,8 @@ def _cause(event: Event) -> str:
         return "no start"
     if data.get("hung"):
         return "hang"
+    if data.get("oom"):
+        return "out of memory"
     if data.get("signal"):
         return str(data["signal"])
     return "failed" if data.get("code") is None else f"exit {data['code']}"

@@ -84,4 +84,4 @@ def test_a_rank_that_the_kernel_killed_for_lack_of_memory_is_told_apart(scarce, 
     finish.touch()
     job.finish(0)
     assert len(job.events(Kind.RANKS_STARTED, 0)) == 1
-    assert "lack of memory" in job.slurm_ft("report", str(job.run))
+    assert "out of memory" in job.slurm_ft("report", str(job.run))

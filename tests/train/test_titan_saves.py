@@ -70,7 +70,7 @@ def test_a_run_that_is_warned_goes_on_from_its_save_with_the_same_weights(tmp_pa
 def test_replicas_that_all_die_at_once_go_on_from_the_last_save_and_not_from_nothing(tmp_path: Path) -> None:
     """Each is back while the other's former self is still in the last quorum, under the name that both keep."""
     folder = tmp_path / "run"
-    run = start(folder, "--steps", "100000", "--sync-steps", "6")
+    run = start(folder, "--steps", "60000", "--sync-steps", "6")
     try:
         until(lambda: [e for e in events(folder, Kind.COMMIT) if e.data["committed"] and e.data["step"] > 5], run)
         (folder / "save").touch()

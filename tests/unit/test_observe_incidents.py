@@ -119,3 +119,11 @@ def test_a_fault_of_a_host_is_known_as_the_cause_of_what_it_broke_and_of_nothing
     first, second = incidents(h.sorted())
     assert (first.cause, first.injected) == ("step ended", True)
     assert not second.injected
+
+
+def test_a_kill_for_lack_of_memory_is_a_cause_of_its_own() -> None:
+    failed = {"attempt": 1, "rank": 0, "what": "x", "code": -9, "signal": "SIGKILL"}
+    h = two_training()
+    for replica, more in enumerate(({"oom": True}, {})):
+        h.events.append(Event(5.0, Kind.RANK_FAILED, replica, failed | more))
+    assert [incident.cause for incident in incidents(h.events)] == ["out of memory", "SIGKILL"]

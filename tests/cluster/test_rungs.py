@@ -49,6 +49,15 @@ def test_a_step_that_never_starts_and_one_that_srun_refuses_are_not_the_programs
     assert len(job.events(Kind.STEP_LAUNCHED, 0)) == len(job.events(Kind.RANKS_STARTED, 0)) == 1
 
 
+def test_a_crash_at_the_same_step_again_and_again_ends_the_run_before_the_night_is_over(submit) -> None:  # noqa: F811
+    budgets = ("--restarts-in-place", "1000", "--restarts-by-step", "1000")
+    job: Job = submit("--replicas", "2", *budgets, "--", "python", str(PROGRAMS / "crash_at.py"), "4")
+    out = job.finish(93)
+    assert "ValueError: the data is broken at step 4" in out
+    assert "the same failure at step 4 3 times" in job.events(Kind.RUN_ENDED)[-1].data["why"]
+    assert job.events(Kind.PROGRESSED, 0), "it had trained"
+
+
 @pytest.fixture
 def scarce(devcluster: DevCluster) -> Iterator[list[str]]:
     """Two hosts' slurmds, and what they start, in a control group that has little memory; the kernel tells apart."""

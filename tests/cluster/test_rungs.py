@@ -59,8 +59,8 @@ def test_a_crash_at_the_same_step_again_and_again_ends_the_run_before_the_night_
 
 
 @pytest.fixture
-def scarce(devcluster: DevCluster) -> Iterator[list[str]]:
-    """Two hosts' slurmds, and what they start, in a control group that has little memory; the kernel tells apart."""
+def scarce(devcluster: DevCluster) -> Iterator[None]:
+    """All hosts' slurmds, and what they start, are in one control group that has little memory."""
     base = next(path for path in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")) if path.is_dir())
     group = base / f"slurm-ft-test-{uuid.uuid4().hex[:8]}"
     pids = [p.pid for host in devcluster.states() for p in devcluster.processes(host) if p.role == "slurmd"]

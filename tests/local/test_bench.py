@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_ft.errors import LaunchError
+from slurm_ft.testing.bench.ways import start_lighthouse
 from slurm_ft.testing.devcluster_config import find_programs
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
@@ -39,6 +40,16 @@ def test_recovery_measures_a_kill_and_says_what_it_left_out(tmp_path):
     [one] = json.loads(figures.read_text())["recovery"]["slurm-ft in place, peer"]
     assert one["detected"] >= 0 and 0 <= one["relaunched"] < one["joined"] < one["committed"]
     assert "slurm-ft in place, peer" in out and plot.read_text().startswith("<svg")
+
+
+@needs_torchft
+def test_rivals_that_need_a_lighthouse_get_one(tmp_path):
+    process, address = start_lighthouse(tmp_path)
+    try:
+        assert process.poll() is None and address.startswith("http://127.0.0.1:")
+    finally:
+        process.kill()
+        process.wait()
 
 
 @needs_torchft

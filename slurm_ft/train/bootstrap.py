@@ -136,6 +136,7 @@ def _watch_torchft(channel: Any) -> None:
     """Have this rank leave a replica that is gone when its agent says so (see survivors.py)."""
     survivors = _own_module("survivors")
     _own_module("progress").COMMANDS["abort"] = lambda order: survivors.leave(str(order.get("member")))
+    _after_import("torchft.process_group", survivors.install_store)
     _after_import("torchft.manager", lambda module: survivors.install(module, survivors.defaults(), channel.send))
 
 

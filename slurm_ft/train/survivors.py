@@ -22,6 +22,11 @@ No operation need be running; a group that is just being configured is freed too
 member does nothing. A new quorum that arrives meanwhile waits for the order to be carried out, so the next
 group is never hit.
 
+A group is made through the store of one of its replicas, which may be the one that is gone. torch's client tries
+a dead store again and again, beyond its own time-out (2 s become up to 7 s), and cannot be told to stop. So
+`install_store` has the client made in short tries: none is made once the rank was told to leave, or before
+something listens at the store's address.
+
 Like bootstrap.py this uses the standard library alone.
 """
 
@@ -34,6 +39,7 @@ import json
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -46,6 +52,9 @@ VARIABLES = {
 }
 AGAIN = 0.05
 """Seconds between two looks at a group that is being configured with a member that is gone."""
+
+TRY = 2.0
+"""Seconds that torch's client of a store is given at a time; it takes up to three times as long."""
 
 TIMEOUTS = "SLURM_FT_TIMEOUTS"
 
@@ -99,6 +108,7 @@ class Watched:
 
     def __init__(self, group: Any) -> None:
         self.members: frozenset[str] = frozenset()
+        self.left = False  # the present quorum has a member that is gone: no group can be made of it
         self._group = group
         self._lock = threading.Lock()
         self._before: frozenset[str] | None = None  # the connections that were there, while a group is configured
@@ -107,15 +117,17 @@ class Watched:
     def quorum(self, members: Iterable[str]) -> None:
         """A quorum has come. Waits while an order for the last one is carried out."""
         with self._lock:
-            self.members = frozenset(members)
+            self.members, self.left = frozenset(members), False
 
     def configure(self, configure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Configure the group, and keep what connections that makes."""
         with self._lock:
             self._before, self._connections = frozenset(open_connections()), frozenset()
+        _configuring.watched = self
         try:
             return configure(*args, **kwargs)
         finally:
+            _configuring.watched = None
             with self._lock:
                 self._connections, self._before = frozenset(open_connections()) - self._before, None
 
@@ -125,6 +137,7 @@ class Watched:
             if member not in self.members:
                 return False
             self.members -= {member}
+            self.left = True
             quorum = self.members
             self._free()
         while True:  # a group that is being configured opens more connections, and may wait for more
@@ -170,6 +183,9 @@ class _Client:
         return quorum
 
 
+_configuring = threading.local()
+"""`watched`: whose group this thread configures, if any."""
+
 _managers: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 
 
@@ -211,6 +227,52 @@ def install(module: Any, given_out: Mapping[str, float], report: Report) -> None
             watch(self, report)
 
     module.Manager.__init__ = __init__
+
+
+def install_store(module: Any) -> None:
+    """Have the groups of `module` (torchft.process_group) make the client of their store in short tries."""
+    original = module.create_store_client
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def create_store_client(store_addr: str, timeout: timedelta) -> Any:
+        watched = getattr(_configuring, "watched", None)
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            _wait_for_listener(store_addr, deadline, watched)
+            left = max(deadline - time.monotonic(), AGAIN)
+            try:
+                store = original(store_addr, timeout=timedelta(seconds=min(TRY, left)))
+            except RuntimeError:  # torch's errors of the network are such
+                if time.monotonic() >= deadline:
+                    raise
+            else:
+                store.set_timeout(timeout)
+                return store
+
+    module.create_store_client = create_store_client
+
+
+def _wait_for_listener(address: str, deadline: float, watched: Watched | None) -> None:
+    """Return when something listens at `host:port/prefix`.
+
+    Raises:
+        ConnectionAbortedError: this rank was told to leave the group for which the store is.
+        OSError: nobody listens there until `deadline` (time.monotonic()).
+    """
+    host, _, port = address.partition("/")[0].rpartition(":")
+    while True:
+        if watched is not None and watched.left:
+            raise ConnectionAbortedError("a member of this quorum is gone")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=TRY).close()
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            threading.Event().wait(AGAIN)
+        else:
+            return
 
 
 def watch(manager: Any, report: Report) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import train_workers as workers
 
-PG_SECONDS = 3.0
+SECONDS = 3.0
+"""The time-out of a collective."""
 
 
 @pytest.mark.parametrize("kind", ["stock", "mended"])
@@ -29,8 +30,8 @@ def test_a_dead_peer_does_not_kill_the_survivor(start_run, kind):
 def test_a_death_frees_the_whole_ring(start_run, kind):
     run = start_run(4, min_replicas=4)
     for replica in range(3):
-        run.start(workers.ring, kind, False, PG_SECONDS, replica=replica)
-    [victim] = run.start(workers.ring, kind, True, PG_SECONDS, replica=3)
+        run.start(workers.ring, kind, False, SECONDS, replica=replica)
+    [victim] = run.start(workers.ring, kind, True, SECONDS, replica=3)
     entering = run.agent.wait(lambda event: event["type"] == "entering", count=4)
     assert {event["world"] for event in entering} == {4}
     victim.kill()
@@ -39,9 +40,9 @@ def test_a_death_frees_the_whole_ring(start_run, kind):
     slowest = max(event["seconds"] for event in left)
     if kind == "stock":
         # Without the mend: somebody waits for a healthy peer that has given up, until the time-out.
-        assert slowest > PG_SECONDS * 0.9
+        assert slowest > SECONDS * 0.9
     else:
-        assert slowest < PG_SECONDS * 0.7
+        assert slowest < SECONDS * 0.7
 
 
 @pytest.mark.parametrize(("kind", "told"), [("stock", True), ("mended", True), ("stock", False)])
@@ -49,8 +50,8 @@ def test_who_is_told_that_a_peer_is_gone_leaves_the_collective_with_it_at_once(s
     """The peer is gone without a word, as one on a host that is cut off: its connections stay open."""
     run = start_run(4, min_replicas=4)
     for replica in range(3):
-        run.start(workers.ring, kind, False, PG_SECONDS, replica=replica)
-    run.start(workers.ring, kind, True, PG_SECONDS, replica=3)
+        run.start(workers.ring, kind, False, SECONDS, replica=replica)
+    run.start(workers.ring, kind, True, SECONDS, replica=3)
     members = run.agent.wait(lambda event: event["type"] == "member", count=4)
     names = {event["replica"]: event["id"] for event in members}
     run.agent.wait(lambda event: event["type"] == "entering", count=4)
@@ -63,9 +64,13 @@ def test_who_is_told_that_a_peer_is_gone_leaves_the_collective_with_it_at_once(s
     assert all(event["failed"] for event in left)
     seconds = [event["seconds"] for event in left]
     if told:
-        assert max(seconds) < PG_SECONDS * 0.7
+        assert max(seconds) < SECONDS * 0.7
     else:
-        assert max(seconds) > PG_SECONDS * 0.9
+        assert max(seconds) > SECONDS * 0.9
+
+
+def test_the_client_of_a_store_that_comes_late_is_made_and_has_its_whole_time_out(in_fork):
+    in_fork(workers.late_store)
 
 
 @pytest.mark.parametrize("use_async_quorum", [True, False], ids=["stock", "mended"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -100,6 +101,14 @@ def _manager(kind: str, pg_seconds: float = 10.0, **named: Any) -> Any:
 kept: list[Any] = []
 
 
+def _real_group(manager: Any) -> Any:
+    """torch's own group in torchft's."""
+    group = manager._pg
+    while hasattr(group, "_pg"):
+        group = group._pg
+    return group
+
+
 def _gather(count: int) -> None:
     """Return when the Lighthouse has heard of `count` replicas: a quorum after that waits for them all."""
     from slurm_ft.train import ft
@@ -134,12 +143,14 @@ def ddp(kind: str, victim: bool) -> None:
     manager.shutdown(wait=False)
 
 
-def ring(kind: str, victim: bool, pg_seconds: float) -> None:
-    """One reduction among all replicas, which the victim never enters."""
+def ring(kind: str, victim: bool, seconds: float) -> None:
+    """One reduction among all replicas, which the victim never enters. Its time-out is `seconds`."""
     import torch
 
-    manager = _manager(kind, pg_seconds)
+    manager = _manager(kind, pg_seconds=30.0)  # to make the group may take longer on a loaded machine
     manager.start_quorum()
+    assert manager.errored() is None, "no group was made"
+    _real_group(manager)._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
     send("entering", world=manager.num_participants())
     if victim:
         threading.Event().wait()
@@ -147,6 +158,28 @@ def ring(kind: str, victim: bool, pg_seconds: float) -> None:
     manager.allreduce(torch.ones(1_000_000)).wait()
     send("left", seconds=time.monotonic() - begin, failed=manager.errored() is not None)
     threading.Event().wait()  # the next quorum waits for all that are alive, so nobody goes on
+
+
+def late_store() -> None:
+    """torchft's client of a store that is served only after the client was asked for."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torch.distributed import TCPStore
+    from torchft import process_group
+
+    from slurm_ft.train import survivors
+
+    survivors.install_store(process_group)
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    limit = timedelta(seconds=30)
+    with ThreadPoolExecutor() as pool:
+        client = pool.submit(process_group.create_store_client, f"127.0.0.1:{port}/some/prefix", limit)
+        served = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        client.result().set("word", "said")
+        assert client.result().timeout == limit
+    assert served.get("some/prefix/word") == b"said"
 
 
 def donor(use_async_quorum: bool) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -211,3 +212,86 @@ def test_only_tcp_connections_are_shut(peer) -> None:
     assert alive(ours) and not alive(connection)
     ours.close()
     theirs.close()
+
+
+class Stores:
+    """torchft.process_group, as far as its clients of stores are looked at: one is made at the try `works`."""
+
+    def __init__(self, works: int = 1) -> None:
+        self.works, self.tries, self.whole = works, [], None
+
+    def create_store_client(self, store_addr: str, timeout: timedelta) -> Any:
+        self.tries.append(timeout)
+        if len(self.tries) < self.works:
+            raise RuntimeError("timed out")
+        return self
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.whole = timeout
+
+
+@pytest.fixture
+def dead() -> str:
+    """The address of a store that has gone."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}/a/prefix"
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_dead_store_is_given_up_when_a_member_is_gone(dead, peer, when) -> None:
+    stores = Stores()
+    survivors.install_store(stores)
+    watched = survivors.Watched(ProcessGroupGloo(peer))
+    watched.quorum(["replica_0:aaaa", "replica_1:bbbb"])
+    gone = "replica_1:bbbb"
+    begun = threading.Event()
+
+    def create() -> None:
+        begun.set()
+        stores.create_store_client(dead, timeout=timedelta(seconds=60))
+
+    if when == "before":
+        assert watched.leave(gone)
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(watched.configure, create)
+        assert begun.wait(5)
+        if when == "meanwhile":
+            assert watched.leave(gone)
+        with pytest.raises(ConnectionAbortedError, match="is gone"):
+            made.result(10)
+    assert not stores.tries
+
+
+def test_the_next_quorum_may_make_a_group_again(peer) -> None:
+    stores = Stores()
+    survivors.install_store(stores)
+    watched = survivors.Watched(ProcessGroupGloo(peer))
+    watched.quorum(["replica_0:aaaa", "replica_1:bbbb"])
+    watched.leave("replica_1:bbbb")
+    watched.quorum(["replica_0:aaaa", "replica_1:cccc"])
+    address = "{}:{}/a/prefix".format(*peer.server.getsockname())
+    assert watched.configure(stores.create_store_client, address, timedelta(seconds=9)) is stores
+
+
+def test_a_dead_store_is_given_up_at_the_time_out_without_a_word(dead) -> None:
+    stores = Stores()
+    survivors.install_store(stores)
+    with pytest.raises(ConnectionRefusedError):
+        stores.create_store_client(dead, timeout=timedelta(seconds=0.2))
+
+
+def test_a_client_is_tried_shortly_and_again_and_has_the_whole_time_out_afterwards(peer) -> None:
+    stores = Stores(works=3)
+    survivors.install_store(stores)
+    address = "{}:{}/a/prefix".format(*peer.server.getsockname())
+    assert stores.create_store_client(address, timeout=timedelta(seconds=60)) is stores
+    assert stores.tries == [timedelta(seconds=survivors.TRY)] * 3
+    assert stores.whole == timedelta(seconds=60)
+
+
+def test_the_last_error_of_torchs_client_is_raised_at_the_time_out(peer) -> None:
+    stores = Stores(works=10**9)
+    survivors.install_store(stores)
+    address = "{}:{}/a/prefix".format(*peer.server.getsockname())
+    with pytest.raises(RuntimeError, match="timed out"):
+        stores.create_store_client(address, timeout=timedelta(0))

@@ -55,6 +55,9 @@ def _defaults(place: Place) -> dict[str, str]:
         # torch asks a nameserver for the name of each address that it connects to, at every quorum change; one
         # lost question costs 5 s by default.
         "RES_OPTIONS": "timeout:1 attempts:3",
+        # torch asks the kernel for large pages: it then takes back the memory of a rank that died 2 to 6 times as
+        # fast, and until it has, nobody knows of the death (docs/performance.md).
+        "THP_MEM_ALLOC_ENABLE": "1",
         # torchft's Rust half logs five lines a step at its default level.
         "RUST_LOG": "warn",
         env.REPLICA_GROUP_ID: str(place.replica),

@@ -85,6 +85,7 @@ WORDS = {
     "PYTHONUNBUFFERED": "1: what a rank prints is in its log at once",
     "RES_OPTIONS": "a question to the nameserver that is lost costs 1 s and not 5",
     "RUST_LOG": "warn: torchft's Rust half is talkative",
+    "THP_MEM_ALLOC_ENABLE": "1: large pages for torch on the host; a dead rank is gone sooner",
     "no_proxy": "the replica's hosts: torchft speaks HTTP between them",
     "NO_PROXY": "the replica's hosts: torchft speaks HTTP between them",
 }

@@ -20,10 +20,12 @@ def test_times_are_counted_from_the_kill_and_belong_to_the_new_process():
     lines = [
         *steps(1, 10, 1, 20, 0.0), *steps(0, 9, 1, 50, 0.0),
         Line(1.5, 10, 1, "commit", 15),
-        Line(2.1, 11, 1, "born", 0), Line(2.4, 11, 1, "joined", 0), Line(2.6, 11, 1, "commit", 27),
+        Line(2.1, 11, 1, "born", 0), Line(2.4, 11, 1, "joined", 0), Line(2.45, 11, 1, "met", 20),
+        Line(2.5, 11, 1, "step", 21), Line(2.6, 11, 1, "commit", 21),
     ]  # fmt: skip
     found = log.recovery(sorted(lines, key=lambda line: line.t), 1, 2.0, 0.01, 10)
     assert (found.relaunched, found.joined, found.committed) == pytest.approx((0.1, 0.4, 0.6))
+    assert (found.met, found.averaged, found.step) == pytest.approx((0.45, 0.5, 0.1))
     assert found.detected == 0.01
     assert found.survivors_lost_s == pytest.approx(0.0, abs=1e-6) and found.survivors_lost_steps == 0
 

@@ -46,13 +46,14 @@ def test_a_rank_sees_the_whole_contract() -> None:
 
 def test_what_the_agent_sets_is_what_the_contract_names() -> None:
     named = {variable.name for variable in env.VARIABLES if variable.set_by == "agent"}
-    extra = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "RES_OPTIONS", "RUST_LOG", "no_proxy", "NO_PROXY"}
+    extra = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "RES_OPTIONS", "RUST_LOG", "THP_MEM_ALLOC_ENABLE", "no_proxy",
+             "NO_PROXY"}  # fmt: skip
     assert set(rank_environment({}, PLACE, {})) == named | extra
 
 
 @pytest.mark.parametrize(
     "name", ["TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "OMP_NUM_THREADS", "RUST_LOG",
-             "PYTHONUNBUFFERED", "RES_OPTIONS"]
+             "PYTHONUNBUFFERED", "RES_OPTIONS", "THP_MEM_ALLOC_ENABLE"]
 )  # fmt: skip
 def test_a_value_of_the_users_own_wins_for_torchfts_variables_and_our_defaults(name: str) -> None:
     assert rank_environment({name: "mine"}, PLACE, {})[name] == "mine"

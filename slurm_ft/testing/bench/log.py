@@ -44,7 +44,11 @@ class Recovery:
     detected: float | None
     relaunched: float | None
     joined: float | None
+    met: float | None
+    averaged: float | None
     committed: float | None
+    step: float | None
+    """What a step took the killed replica before."""
     survivors_lost_s: float
     survivors_lost_steps: int
 
@@ -64,10 +68,19 @@ def recovery(lines: Sequence[Line], victim: int, killed: float, detected: float 
         detected=detected,
         relaunched=None if relaunched is None else max(relaunched, 0.0),
         joined=first("joined"),
+        met=first("met"),
+        averaged=first("step"),
         committed=first("commit"),
+        step=pace(line.t for line in lines if line.replica == victim and line.what == "step" and line.t <= killed),
         survivors_lost_s=max((seconds for seconds, _ in losses), default=0.0),
         survivors_lost_steps=max((steps for _, steps in losses), default=0),
     )
+
+
+def pace(times: Iterable[float]) -> float | None:
+    """The median time between two; None for fewer than two."""
+    between = [b - a for a, b in itertools.pairwise(times)]
+    return statistics.median(between) if between else None
 
 
 def survivor_loss(lines: Sequence[Line], replica: int, killed: float, window: int) -> tuple[float, int]:
@@ -82,9 +95,9 @@ def survivor_loss(lines: Sequence[Line], replica: int, killed: float, window: in
         return 0.0, 0
     last = max(done)
     times = [reached[step] for step in sorted(reached) if step <= last]
-    pace = statistics.median(b - a for a, b in itertools.pairwise(times[-window - 1 :]))
+    own_pace = pace(times[-window - 1 :]) or 0.0
     target = min(last + window, max(reached))
-    behind = reached[target] - reached[last] - (target - last) * pace
+    behind = reached[target] - reached[last] - (target - last) * own_pace
     after = [line.step for line in steps if line.t > killed and line.step <= target]
     again = len(after) - len({step for step in after if step > last})
     return max(behind, 0.0), again

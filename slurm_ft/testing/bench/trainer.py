@@ -9,7 +9,8 @@ goes on from its checkpoint when it is started again.
 Both write the same lines to one log, each a JSON object in a single append: `t` (CLOCK_MONOTONIC in seconds,
 one clock for the whole machine), `pid`, `replica`, `what` and `step`. `born` is the start of the process by
 the kernel's account, `step` a step whose work is done, `commit` a step that counts: all replicas have agreed
-on it (ddp), or have averaged what they learnt since the last one (diloco).
+on it (ddp), or have averaged what they learnt since the last one (diloco); `met`: the replica has its state
+and is in a group with its peers (torchft with ddp).
 
 The model is a stack of linear layers on random data, each batch a function of (seed, replica, step). `--pace`
 gives each step a least duration, spent asleep: it stands for the work of a GPU, for which this machine has
@@ -67,16 +68,21 @@ class Log:
 
 
 class Model(nn.Module):  # type: ignore[misc]
-    """Linear layers without their costly random init: values from a cheap uniform draw, alike everywhere."""
+    """Linear layers. Their values are anything until `start`, which a process that has a state to go on from can
+    do without."""
 
     def __init__(self, size: str) -> None:
         super().__init__()
         width, layers = SIZES[size]
+        self._bound = width**-0.5
         self.layers = nn.ModuleList(nn.utils.skip_init(nn.Linear, width, width, bias=False) for _ in range(layers))
+
+    def start(self) -> None:
+        """Random values, alike everywhere."""
         torch.manual_seed(SEED)
         with torch.no_grad():
             for parameter in self.parameters():
-                parameter.uniform_(-(width**-0.5), width**-0.5)
+                parameter.uniform_(-self._bound, self._bound)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -92,7 +98,7 @@ class Work:
         self._options, self._replica = options, replica
         self._width = SIZES[options.size][0]
         self.model = Model(options.size)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self._due = time.monotonic()
 
     def backward(self, step: int) -> None:
@@ -187,8 +193,13 @@ def run_torchft(options: argparse.Namespace, log: Log, replica: int) -> None:
 def train_ddp(options: Any, log: Log, work: Work, manager: torchft.Manager, step: dict[str, int]) -> None:
     """Every step is averaged and voted on."""
     kept_step = keeping(work, manager, step)
+    fresh = True
     while step["step"] < options.steps:
         manager.start_quorum()
+        log("met", step["step"])
+        if fresh and step["step"] == 0:  # neither this host nor a peer had a state
+            work.model.start()
+        fresh = False
         number = step["step"] + 1
         work.optimizer.zero_grad()
         work.backward(number)
@@ -210,6 +221,7 @@ def train_ddp(options: Any, log: Log, work: Work, manager: torchft.Manager, step
 
 def train_diloco(options: Any, log: Log, work: Work, manager: torchft.Manager, step: dict[str, int]) -> None:
     """Steps by itself; every `sync` of them what was learnt is averaged and voted on."""
+    work.model.start()
     outer = torch.optim.SGD(work.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     inner = work.optimizer
     with DiLoCo(manager, [work.model], inner, outer, options.sync, pin_memory=False) as context:
@@ -250,6 +262,8 @@ def run_static(options: argparse.Namespace, log: Log) -> None:
         outer.load_state_dict(kept["outer"])
         step = kept["step"]
         del kept
+    else:
+        work.model.start()
     log("healed", step)
     anchor = [parameter.detach().clone() for parameter in work.model.parameters()] if diloco else []
     while step < options.steps:

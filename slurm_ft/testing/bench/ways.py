@@ -42,6 +42,8 @@ ENVIRONMENT = {
     # torch asks for the name of each address that it connects to; a nameserver that loses one question in 30,
     # as this machine's does, would cost 5 s whomever it hits.
     "RES_OPTIONS": "timeout:1 attempts:1",
+    # Faster steps and faster ends for everybody; slurm-ft sets it by itself.
+    "THP_MEM_ALLOC_ENABLE": "1",
     # torch 2.13 keeps one store over all restarts of torchrun, and a restarted gloo reads the addresses of the
     # dead group there (pytorch #135712): without this switch no restart ever comes up.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

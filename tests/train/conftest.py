@@ -13,7 +13,6 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RUST_LOG", "error")
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:3")  # as in a rank (agent/environ.py)
 
 NEEDED = ("torch", "torchft", "torchtitan", "tokenizers")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import train_workers as workers
 
-SECONDS = 3.0
-"""The time-out of a collective."""
+LONG, SHORT = 30.0, 3.0
+"""The time-out of a collective: nobody is to wait for the long one, and a test that waits for it has the short one."""
 
 
 @pytest.mark.parametrize("kind", ["stock", "mended"])
@@ -29,9 +29,10 @@ def test_a_dead_peer_does_not_kill_the_survivor(start_run, kind):
 @pytest.mark.parametrize("kind", ["stock", "mended"])
 def test_a_death_frees_the_whole_ring(start_run, kind):
     run = start_run(4, min_replicas=4)
+    limit = SHORT if kind == "stock" else LONG
     for replica in range(3):
-        run.start(workers.ring, kind, False, SECONDS, replica=replica)
-    [victim] = run.start(workers.ring, kind, True, SECONDS, replica=3)
+        run.start(workers.ring, kind, False, limit, replica=replica)
+    [victim] = run.start(workers.ring, kind, True, limit, replica=3)
     entering = run.agent.wait(lambda event: event["type"] == "entering", count=4)
     assert {event["world"] for event in entering} == {4}
     victim.kill()
@@ -40,18 +41,19 @@ def test_a_death_frees_the_whole_ring(start_run, kind):
     slowest = max(event["seconds"] for event in left)
     if kind == "stock":
         # Without the mend: somebody waits for a healthy peer that has given up, until the time-out.
-        assert slowest > SECONDS * 0.9
+        assert slowest > limit * 0.9
     else:
-        assert slowest < SECONDS * 0.7
+        assert slowest < limit * 0.9
 
 
 @pytest.mark.parametrize(("kind", "told"), [("stock", True), ("mended", True), ("stock", False)])
 def test_who_is_told_that_a_peer_is_gone_leaves_the_collective_with_it_at_once(start_run, kind, told):
     """The peer is gone without a word, as one on a host that is cut off: its connections stay open."""
     run = start_run(4, min_replicas=4)
+    limit = LONG if told else SHORT
     for replica in range(3):
-        run.start(workers.ring, kind, False, SECONDS, replica=replica)
-    run.start(workers.ring, kind, True, SECONDS, replica=3)
+        run.start(workers.ring, kind, False, limit, replica=replica)
+    run.start(workers.ring, kind, True, limit, replica=3)
     members = run.agent.wait(lambda event: event["type"] == "member", count=4)
     names = {event["replica"]: event["id"] for event in members}
     run.agent.wait(lambda event: event["type"] == "entering", count=4)
@@ -64,9 +66,9 @@ def test_who_is_told_that_a_peer_is_gone_leaves_the_collective_with_it_at_once(s
     assert all(event["failed"] for event in left)
     seconds = [event["seconds"] for event in left]
     if told:
-        assert max(seconds) < SECONDS * 0.7
+        assert max(seconds) < limit * 0.9
     else:
-        assert max(seconds) > SECONDS * 0.9
+        assert max(seconds) > limit * 0.9
 
 
 def test_the_client_of_a_store_that_comes_late_is_made_and_has_its_whole_time_out(in_fork):

@@ -46,7 +46,7 @@ def test_only_steps_that_were_committed_by_their_process_count():
         *steps(0, 2, 4, 7, 2.0), Line(3.0, 2, 0, "commit", 10), Line(3.1, 2, 0, "end", 10),
     ]  # fmt: skip
     assert log.useful_steps(lines) == 10
-    assert log.whole(lines, 1) == log.Whole(3.1, 10, 1)
+    assert log.whole(lines, 1) == log.Whole(3.1, 10, 1, pytest.approx(0.1))
     with pytest.raises(ValueError, match="did not come to its end"):
         log.whole(lines[:3], 0)
 

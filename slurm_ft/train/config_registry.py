@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from slurm_ft.train import titan_cpu, titan_ft
+from slurm_ft.train import titan_cpu, titan_ft, titan_place, titan_text
 
 # ruff: isort: split
 from torchtitan.experiments.torchft.llama3.config_registry import llama3_torchft_debugmodel
@@ -36,7 +36,7 @@ def llama3_debugmodel() -> titan_ft.Trainer.Config:
     """Llama 3 with 6 layers of width 256, on the project's own text: made for trying out failures."""
     config = llama3_torchft_debugmodel()
     config.hf_assets_path = str(ASSETS)
-    config.dataloader = titan_ft.TextLoader.Config(dataset_path=str(ASSETS), seed=SEED)
+    config.dataloader = titan_text.TextLoader.Config(dataset_path=str(ASSETS), seed=SEED)
     config.training.seq_len, config.training.local_batch_size = 64, 2
     config.training.disable_cuda_graphs = True
     config.debug.seed = SEED
@@ -46,4 +46,4 @@ def llama3_debugmodel() -> titan_ft.Trainer.Config:
     config.comm.train_timeout_seconds = 60
     if not titan_cpu.has_accelerator():
         config = for_cpu(config)
-    return titan_ft.fault_tolerant(config, titan_ft.Place.of(os.environ))
+    return titan_ft.fault_tolerant(config, titan_place.Place.of(os.environ))

@@ -102,9 +102,9 @@ def build_config(options: dict[str, Any], rest: tuple[str, ...]) -> Any:
     """The torchtitan config for these options; `rest` is torchtitan's own command line and wins."""
     from torchtitan.config import ConfigManager
 
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_ft, titan_place
 
-    place = titan_ft.Place.of(os.environ)
+    place = titan_place.Place.of(os.environ)
     config = find_config(options["config"])()
     if not isinstance(config, titan_ft.Trainer.Config):
         config = titan_ft.fault_tolerant(config, place)
@@ -166,7 +166,7 @@ def run(options: dict[str, Any], rest: tuple[str, ...]) -> None:
     prepare_environment()
     from torchtitan.tools.logging import init_logger, logger
 
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_ft, titan_place
     from slurm_ft.train.progress import report_phase
 
     warnings.filterwarnings("ignore", message="DTensor random operators may not have complete support")
@@ -174,10 +174,10 @@ def run(options: dict[str, Any], rest: tuple[str, ...]) -> None:
     for handler in logger.handlers:
         handler.addFilter(_ShortLog())
     report_phase("imported")
-    place = titan_ft.Place.of(os.environ)
+    place = titan_place.Place.of(os.environ)
     config = build_config(options, rest)
     # Ranks of one replica must agree on it, and do so when they have met: Trainer.train.
-    if place.ranks == 1 and titan_ft.is_over(place, config.training.steps):
+    if place.ranks == 1 and titan_place.is_over(place, config.training.steps):
         logger.info("another replica has finished the run; nothing is left to do")
         return
     config.metrics.disable_color_printing |= not sys.stdout.isatty()

@@ -1,6 +1,7 @@
 """torchtitan 0.3.0's fault-tolerant trainer, mended by subclasses that a config chooses.
 
-A torchtitan config names the classes of its components; `fault_tolerant(config, place)` puts these in:
+A torchtitan config names the classes of its components; `fault_tolerant(config, place)` puts these in (the first three
+are in titan_parts.py, the loader in titan_text.py, what peers send each other in titan_state.py):
 
 FTManager     builds our Manager (it leaves a broken group at once) with time-outs from the config, and asks for
               the quorum in the main thread. torchtitan's per-step mode does so in another thread, which reads
@@ -27,437 +28,41 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import slurm_ft.train.titan_cpu as titan_cpu  # before anything else of torchtitan
 
 # ruff: isort: split
 import torch
 import torch.distributed as dist
-import torchft
-import torchft.process_group
-from torch.distributed.tensor import DTensor
-from torchtitan.components.checkpoint import CheckpointManager
-from torchtitan.components.checkpoint_utils import init_optim_state
-from torchtitan.components.dataloader import BaseDataLoader, DataloaderExhaustedError
+from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.experiments.torchft.checkpoint import TorchFTCheckpointManager
-from torchtitan.experiments.torchft.config.job_config import FaultTolerance, FaultTolerantModelSpec
+from torchtitan.experiments.torchft.config.job_config import FaultTolerantModelSpec
 from torchtitan.experiments.torchft.diloco import fragment_llm
-from torchtitan.experiments.torchft.manager import TorchFTManager, maybe_semi_sync_training
+from torchtitan.experiments.torchft.manager import maybe_semi_sync_training
 from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
-from slurm_ft import env
 from slurm_ft.errors import UsageError
-from slurm_ft.train import ft, save, survivors, titan_keep, titan_save
+from slurm_ft.train import ft, save, titan_keep, titan_save
 from slurm_ft.train.progress import report, report_phase
+from slurm_ft.train.titan_parts import Checkpointer, FTManager, Optimizers
+from slurm_ft.train.titan_place import Place, is_over, mark_end
+from slurm_ft.train.titan_state import model_state, own_shard
+from slurm_ft.train.titan_text import TextLoader
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 SYNC_TRIES = 3
-State = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this rank stands in the run. Read from the environment in `of` and nowhere else."""
-
-    fault_tolerant: bool = False
-    replica: int = 0
-    replicas: int = 1
-    min_replicas: int = 1
-    rank: int = 0
-    ranks: int = 1
-    run: Path | None = None
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Place:
-        """Raises UsageError when a variable is not the number it should be."""
-
-        def number(name: str, default: int) -> int:
-            text = environ.get(name) or str(default)
-            try:
-                return int(text)
-            except ValueError:
-                hint = "slurm-ft sets it to a whole number; unset it or give one"
-                raise UsageError(f"{name} is {text!r}, not a number", hint) from None
-
-        group = environ.get(env.REPLICA_GROUP_ID, "")
-        run = environ.get(env.RUN)
-        return cls(
-            fault_tolerant=bool(ft.lighthouse_url(environ) and group),
-            replica=number(env.REPLICA_GROUP_ID, 0),
-            replicas=number(env.NUM_REPLICA_GROUPS, 1),
-            min_replicas=number(env.MIN_REPLICAS, 1),
-            rank=number("RANK", 0),
-            ranks=number("WORLD_SIZE", 1),
-            run=Path(run) if run else None,
-        )
-
-    @property
-    def folder(self) -> Path:
-        """Where torchtitan may write; shared by the replicas."""
-        return self.run / "titan" if self.run else Path("outputs")
-
-
-# ---------------------------------------------------------------------------------------------------------
-# The end of a run, told to those who come late
-
-
-def _end_file(place: Place) -> Path | None:
-    return place.run / "titan" / "finished.json" if place.run else None
-
-
-def mark_end(place: Place, steps: int) -> None:
-    """Leave word in the run folder that a replica has trained and committed all steps."""
-    file = _end_file(place)
-    if file is None or place.rank != 0:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f"finished.{place.replica}.tmp")
-    fresh.write_text(json.dumps({"steps": steps, "replica": place.replica}) + "\n", encoding="utf-8")
-    fresh.replace(file)
-
-
-def is_over(place: Place, steps: int) -> bool:
-    """Whether a replica of this run has already trained at least `steps` steps to the end.
-
-    A word that is older than run.json belongs to an earlier run of the same folder and does not count.
-    """
-    file = _end_file(place)
-    if file is None or place.run is None or not place.fault_tolerant:
-        return False
-    try:
-        spec = place.run / "run.json"
-        if spec.exists() and spec.stat().st_mtime > file.stat().st_mtime:
-            return False
-        return bool(json.loads(file.read_text(encoding="utf-8"))["steps"] >= steps)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-# ---------------------------------------------------------------------------------------------------------
-# State that goes from a donor to a replica that heals
-
-
-def _local(value: Any) -> Any:
-    """A tensor's own shard, sharing its memory; anything else as it is."""
-    if isinstance(value, DTensor):
-        return value.to_local().detach()
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _tensors(part: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and the buffers that are state, by name."""
-    found: dict[str, torch.Tensor] = dict(part.named_parameters())
-    for prefix, module in part.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                found[f"{prefix}.{name}" if prefix else name] = buffer
-    return found
-
-
-def model_state(parts: list[torch.nn.Module]) -> list[State]:
-    """This rank's shards of the model. No collective, no hook, no copy."""
-    with torch.no_grad():
-        return [{name: _local(tensor) for name, tensor in _tensors(part).items()} for part in parts]
-
-
-def load_model_state(parts: list[torch.nn.Module], state: list[State]) -> None:
-    """Raises ValueError when the donor's model is another one."""
-    with torch.no_grad():
-        for part, sent in zip(parts, state, strict=True):
-            own = _tensors(part)
-            if own.keys() != sent.keys():
-                names = ", ".join(sorted(own.keys() ^ sent.keys())[:5])
-                raise ValueError(f"the peer trains another model; the first differences: {names}")
-            for name, tensor in own.items():
-                _local(tensor).copy_(sent[name])
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> State:
-    """This rank's shards of an optimizer's state, and its groups' settings as they are now."""
-    init_optim_state(optimizer)
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    with torch.no_grad():
-        tensors = [
-            {key: _local(value) for key, value in optimizer.state[parameter].items()}
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
-    return {"groups": groups, "tensors": tensors}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: State) -> None:
-    init_optim_state(optimizer)
-    for group, sent in zip(optimizer.param_groups, state["groups"], strict=True):
-        group.update(sent)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    with torch.no_grad():
-        for parameter, sent in zip(parameters, state["tensors"], strict=True):
-            own = optimizer.state[parameter]
-            for key, value in sent.items():
-                if isinstance(own.get(key), torch.Tensor):
-                    _local(own[key]).copy_(value)
-                else:
-                    own[key] = value
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Components
-
-
-class FTManager(TorchFTManager):  # type: ignore[misc]
-    """torchtitan's holder of a torchft Manager, with ours in it."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(FaultTolerance):  # type: ignore[misc]
-        quorum_timeout_s: float = field(default_factory=lambda: survivors.defaults().get("quorum_timeout", 120.0))
-        """The run's, or 120. Must be longer than one interval: a replica that joins waits that long for its peers."""
-        timeout_s: float = 60.0
-        """For a peer's checkpoint and for the vote on a commit. Longer than process_group_timeout_ms."""
-        heartbeat_interval_ms: int = 100
-        gather_s: float = 20.0
-        """How long a start of the whole run waits for all replicas, so that none trains its first interval
-        alone. A start into a running training waits for nobody."""
-        sync_quorum: bool = True
-        """False is torchtitan's own per-step mode, in which a donor can crash. For tests."""
-        init_sync: bool = False
-        """Whether all replicas but one take that one's weights at step 0. Not needed when they share a seed."""
-
-    _GROUPS: ClassVar[dict[str, Any]] = {"gloo": torchft.ProcessGroupGloo, "nccl": torchft.ProcessGroupNCCL}
-
-    def __init__(self, config: Config) -> None:
-        self._manager: ft.Manager | None = None
-        self.group_size, self.replica_id = config.group_size, config.replica_id
-        per_step = config.semi_sync_method is None
-        self.use_async_quorum = per_step  # torchtitan's word for "per-step mode"
-        if not config.enable:
-            return
-        if config.process_group not in self._GROUPS:
-            known = " or ".join(self._GROUPS)
-            raise UsageError(f"fault_tolerance.process_group {config.process_group!r} is not known", f"use {known}")
-        limit = timedelta(seconds=config.timeout_s)
-        group_limit = timedelta(milliseconds=config.process_group_timeout_ms)
-        connect = min(survivors.defaults().get("connect_timeout", 10.0), 0.8 * group_limit.total_seconds())
-        address = ft.own_address(os.environ)
-        self._manager = ft.Manager(
-            pg=self._GROUPS[config.process_group](timeout=group_limit),
-            min_replica_size=config.min_replica_size,
-            load_state_dict=None,
-            state_dict=None,
-            use_async_quorum=per_step and not config.sync_quorum,
-            init_sync=config.init_sync,
-            timeout=limit,
-            quorum_timeout=timedelta(seconds=config.quorum_timeout_s),
-            connect_timeout=timedelta(seconds=connect),
-            heartbeat_interval=timedelta(milliseconds=config.heartbeat_interval_ms),
-            hostname=address,
-            checkpoint_transport=ft.PeerTransport(limit, host=address),
-            replica_id=f"replica_{config.replica_id}",
-        )
-        self._manager.receive_in_place()
-        if per_step:
-            self.replicate_pg = torchft.process_group.ManagedProcessGroup(self._manager)
-            self.replicate_pg.register("dp_replicate")
-
-    @property
-    def loss_sync_pg(self) -> None:
-        """None: a replica reports its own loss. torchtitan would add up the losses of all replicas, in a
-        collective outside the step that the Manager guards."""
-        return None
-
-
-class Optimizers(TorchFTOptimizersContainer):  # type: ignore[misc]
-    """torchtitan's optimizers for torchft, never with a stale state, and of use without torchft too."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(TorchFTOptimizersContainer.Config):  # type: ignore[misc]
-        pass
-
-    def __init__(self, config: Config, *, model_parts: list[torch.nn.Module], ft_manager: FTManager) -> None:
-        if ft_manager.enabled:
-            super().__init__(config, model_parts=model_parts, ft_manager=ft_manager)
-            return
-        OptimizersContainer.__init__(self, config, model_parts=model_parts)
-        self.cache_state_dict: State = {}
-        self._use_ft_optimizer = False
-
-    def state_dict(self) -> State:
-        self.init_cache_state_dict()
-        return self.cache_state_dict
-
-
-class Checkpointer(TorchFTCheckpointManager):  # type: ignore[misc]
-    """Peers heal from memory, whether or not checkpoints go to disk.
-
-    With `enable`, the first participating replica writes the full checkpoint; the trainer calls it right
-    after a committed synchronisation only, when the replicas are equal.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(TorchFTCheckpointManager.Config):  # type: ignore[misc]
-        # torchtitan writes the loader's place to a new folder at every step and removes none. TextLoader
-        # needs no such file; with another loader, turn it on and keep an eye on the folder.
-        enable_ft_dataloader_checkpoints: bool = False
-
-    pg: Any
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        model_parts: list[torch.nn.Module],
-        optimizers: OptimizersContainer,
-        lr_schedulers: Any,
-        states: State,
-        ft_manager: FTManager | None = None,
-        **rest: Any,
-    ) -> None:
-        parts = {"model_parts": model_parts, "optimizers": optimizers, "lr_schedulers": lr_schedulers}
-        # The parent is kept from registering its own state with the Manager; it is given the Manager after.
-        super().__init__(config, states=states, ft_manager=None, **parts, **rest)
-        self.ft_manager = ft_manager.manager if ft_manager and ft_manager.enabled else None
-        self._model_parts, self._optimizers, self._schedules = model_parts, optimizers, lr_schedulers
-        self._train_state = states["train_state"]
-        if self.ft_manager is not None:
-            self.ft_manager.register_state_dict_fn("titan", self.load_peer_state, self.peer_state)
-            if self.enable and config.enable_ft_dataloader_checkpoints:
-                self._keep_loader_states(ft_manager, rest["dataloader"])
-
-    def _keep_loader_states(self, ft_manager: Any, dataloader: BaseDataLoader) -> None:
-        self.enable_ft_dataloader_checkpoints = True
-        self.enable_staging = True
-        self.ft_replica_id = ft_manager.replica_id
-        self.ft_states = {"dataloader": dataloader}
-        if self.pg is None:
-            self.pg = dist.new_group(backend="gloo")
-
-    def peer_state(self) -> State:
-        """What a healing peer needs: weights, optimizers, schedule, step. Tensors are live, not copies."""
-        return {
-            "model": model_state(self._model_parts),
-            "optimizers": [optimizer_state(optimizer) for optimizer in self._optimizers],
-            "schedules": self._schedules.state_dict(),
-            "train": self._train_state.state_dict(),
-        }
-
-    def load_peer_state(self, state: State) -> None:
-        load_model_state(self._model_parts, state["model"])
-        for optimizer, sent in zip(self._optimizers, state["optimizers"], strict=True):
-            load_optimizer_state(optimizer, sent)
-        self._schedules.load_state_dict(state["schedules"])
-        self._train_state.load_state_dict(state["train"])
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        if self.enable_ft_dataloader_checkpoints:
-            self._ft_save(curr_step)
-        if self.ft_manager is not None and self.ft_manager.participating_rank() != 0:
-            return False
-        return bool(CheckpointManager._save(self, curr_step, last_step))
-
-
-class TextLoader(BaseDataLoader):  # type: ignore[misc]
-    """Batches from a small text corpus, each a function of (seed, batch number, rank).
-
-    `dataset_path` is a file or a folder of .jsonl, .json (a line an object with `text`) or .txt files; all of
-    it is read and tokenised in every rank, about 1 s a 10 MB. The tokens are cut into windows of `seq_len`;
-    each epoch is a permutation of the windows, dealt out over all ranks of all replicas.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        seed: int = 42
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        dp_world_size: int,
-        dp_rank: int,
-        tokenizer: Any,
-        seq_len: int,
-        local_batch_size: int,
-        **_: Any,
-    ) -> None:
-        self._seed, self._rank, self._ranks = config.seed, dp_rank, dp_world_size
-        self._batch_size = local_batch_size
-        tokens = read_tokens(Path(config.dataset_path or "."), tokenizer)
-        count = (len(tokens) - 1) // seq_len
-        if count < 1:
-            hint = "give more text or a smaller --seq-len"
-            raise UsageError(f"{config.dataset_path} has {len(tokens)} tokens, fewer than one window", hint)
-        self._inputs = tokens[: count * seq_len].view(count, seq_len)
-        self._labels = tokens[1 : count * seq_len + 1].view(count, seq_len)
-        self._positions = torch.arange(seq_len).expand(local_batch_size, seq_len)
-        self._number = 0
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
-
-    def seek(self, number: int) -> None:
-        """The next batch is the one of this number, counted from 0 over the whole run."""
-        self._number = number
-
-    def _window(self, sample: int) -> int:
-        epoch, place = divmod(sample, len(self._inputs))
-        if epoch != self._epoch:
-            dice = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-            self._epoch, self._order = epoch, torch.randperm(len(self._inputs), generator=dice)
-        return int(self._order[place])
-
-    def batch(self, number: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        first = (number * self._ranks + self._rank) * self._batch_size
-        windows = [self._window(first + row) for row in range(self._batch_size)]
-        return {"input": self._inputs[windows], "positions": self._positions.clone()}, self._labels[windows]
-
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        while True:
-            number = self._number
-            self._number += 1  # before the yield: what comes after it runs only after the next seek
-            yield self.batch(number)
-
-    def state_dict(self) -> State:
-        return {"number": self._number}
-
-    def load_state_dict(self, state_dict: State) -> None:
-        self._number = int(state_dict.get("number", 0))
-
-
-def _texts(path: Path) -> Iterator[str]:
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    for file in files:
-        if file.suffix == ".txt":
-            yield file.read_text(encoding="utf-8", errors="replace")
-        elif file.suffix == ".jsonl" or (file.suffix == ".json" and not file.name.startswith("tokenizer")):
-            with open(file, encoding="utf-8", errors="replace") as lines:
-                yield from (json.loads(line)["text"] for line in lines if line.strip())
-
-
-def read_tokens(path: Path, tokenizer: Any) -> torch.Tensor:
-    """All texts under `path`, tokenised, in one row. Raises UsageError when there is no text to read."""
-    try:
-        tokens = [token for text in _texts(path) for token in tokenizer.encode(text, add_bos=True, add_eos=True)]
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        hint = 'a file or folder of .txt, or of .jsonl with one {"text": ...} a line'
-        raise UsageError(f"cannot read text from {path}: {failure}", hint) from failure
-    return torch.tensor(tokens, dtype=torch.long)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# The trainer
 
 
 class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
@@ -730,7 +335,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             fragment, work = self._kept
             with torch.no_grad():
                 for name, parameter in fragment._model_fragment.named_parameters():
-                    _local(parameter).copy_(work[name])
+                    own_shard(parameter).copy_(work[name])
             self._sync._local_step = self.interval - int(self._sync._fragment_sync_delay) - 1
             for _ in range(int(self._sync._fragment_sync_delay) + 1):
                 self._sync._step_post_hook(self.optimizers, (), {})

@@ -23,10 +23,10 @@ def send(kind: str, **fields: Any) -> None:
 
 
 def digest(parts: Any) -> str:
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_state
 
     total = hashlib.sha256()
-    for state in titan_ft.model_state(list(parts)):
+    for state in titan_state.model_state(list(parts)):
         for name, tensor in sorted(state.items()):
             total.update(name.encode())
             total.update(tensor.contiguous().cpu().numpy().tobytes())
@@ -261,13 +261,13 @@ def optimizer_states() -> None:
     from torchtitan.components.optimizer import default_adamw
     from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_ft, titan_parts
 
     class Holder:
         enabled, manager, use_async_quorum = True, None, False
 
     rates = {}
-    for kind in (TorchFTOptimizersContainer, titan_ft.Optimizers):
+    for kind in (TorchFTOptimizersContainer, titan_parts.Optimizers):
         config = titan_ft._as(kind.Config, default_adamw(lr=1.0), implementation="for-loop")
         optimizers = kind(config, model_parts=[torch.nn.Linear(2, 2)], ft_manager=Holder())
         optimizers.init_cache_state_dict()
@@ -282,7 +282,7 @@ def peer_states() -> None:
     """Model and optimizer state: sent without copies, loaded in place, refused when it is another model's."""
     import torch
 
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_state
 
     def made(seed: int) -> Any:
         torch.manual_seed(seed)
@@ -295,11 +295,11 @@ def peer_states() -> None:
         return model, optimizer
 
     (donor_model, donor_optimizer), (model, optimizer) = made(3), made(1)
-    state = titan_ft.model_state([donor_model])
+    state = titan_state.model_state([donor_model])
     assert state[0]["0.weight"].data_ptr() == donor_model[0].weight.data_ptr()
     places = [parameter.data_ptr() for parameter in model.parameters()]
-    titan_ft.load_model_state([model], state)
-    titan_ft.load_optimizer_state(optimizer, titan_ft.optimizer_state(donor_optimizer))
+    titan_state.load_model_state([model], state)
+    titan_state.load_optimizer_state(optimizer, titan_state.optimizer_state(donor_optimizer))
     assert places == [parameter.data_ptr() for parameter in model.parameters()]
     assert digest([model]) == digest([donor_model])
     assert "1.running_mean" in state[0]
@@ -307,7 +307,7 @@ def peer_states() -> None:
     step = optimizer.state[model[0].weight]["step"]
     assert step == 3 and step is not donor_optimizer.state[donor_model[0].weight]["step"]
     try:
-        titan_ft.load_model_state([torch.nn.Linear(3, 3)], state)
+        titan_state.load_model_state([torch.nn.Linear(3, 3)], state)
     except ValueError as refusal:
         assert "another model" in str(refusal)
     else:
@@ -319,14 +319,14 @@ def loader(folder: str) -> None:
     import torch
 
     from slurm_ft.errors import UsageError
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_text
 
     class Letters:
         def encode(self, text: str, add_bos: bool, add_eos: bool) -> list[int]:
             return [ord(letter) for letter in text]
 
     def made(rank: int, seed: int = 1, path: str = folder, seq_len: int = 8) -> Any:
-        config = titan_ft.TextLoader.Config(dataset_path=path, seed=seed)
+        config = titan_text.TextLoader.Config(dataset_path=path, seed=seed)
         return config.build(dp_world_size=2, dp_rank=rank, tokenizer=Letters(), seq_len=seq_len, local_batch_size=2)
 
     one, again, other, reseeded = made(0), made(0), made(1), made(0, seed=2)
@@ -380,12 +380,13 @@ def foreign_config() -> None:
     """A config of torchtitan's own is taken over; one with an optimizer class of its own is refused."""
     import dataclasses
 
+    from torchtitan.components.optimizer import OptimizersContainer
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
     from slurm_ft.errors import UsageError
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_ft, titan_place
 
-    place = titan_ft.Place(fault_tolerant=True, replica=1, replicas=3, min_replicas=2, ranks=2)
+    place = titan_place.Place(fault_tolerant=True, replica=1, replicas=3, min_replicas=2, ranks=2)
     config = titan_ft.fault_tolerant(llama3_debugmodel(), place)
     assert isinstance(config, titan_ft.Trainer.Config)
     tolerance = config.fault_tolerance
@@ -395,9 +396,9 @@ def foreign_config() -> None:
     assert config.model_spec.fragment_fn is not None
     assert not hasattr(config.loss, "loss_fn")
 
-    class Own(titan_ft.OptimizersContainer):
+    class Own(OptimizersContainer):
         @dataclasses.dataclass(kw_only=True, slots=True)
-        class Config(titan_ft.OptimizersContainer.Config):
+        class Config(OptimizersContainer.Config):
             pass
 
     config.optimizer = Own.Config()
@@ -413,17 +414,17 @@ def run_ends(folder: str) -> None:
     """The end of a run counts for those with as many steps, and not for a newer run of the same folder."""
     from pathlib import Path
 
-    from slurm_ft.train import titan_ft
+    from slurm_ft.train import titan_place
 
-    place = titan_ft.Place(fault_tolerant=True, run=Path(folder))
-    assert not titan_ft.is_over(place, 10)
+    place = titan_place.Place(fault_tolerant=True, run=Path(folder))
+    assert not titan_place.is_over(place, 10)
     (place.run / "run.json").write_text("{}")  # type: ignore[operator]
-    titan_ft.mark_end(place, 10)
-    assert titan_ft.is_over(place, 10) and not titan_ft.is_over(place, 11)
+    titan_place.mark_end(place, 10)
+    assert titan_place.is_over(place, 10) and not titan_place.is_over(place, 11)
     future = time.time() + 100
     os.utime(place.run / "run.json", (future, future))  # type: ignore[operator]
-    assert not titan_ft.is_over(place, 10)
-    titan_ft.mark_end(titan_ft.Place(), 10)  # no run folder: nothing happens
+    assert not titan_place.is_over(place, 10)
+    titan_place.mark_end(titan_place.Place(), 10)  # no run folder: nothing happens
 
 
 def commits() -> None:
@@ -455,7 +456,7 @@ def addresses() -> None:
 
 def places() -> None:
     from slurm_ft.errors import UsageError
-    from slurm_ft.train.titan_ft import Place
+    from slurm_ft.train.titan_place import Place
 
     alone = Place.of({})
     assert not alone.fault_tolerant and str(alone.folder) == "outputs"
@@ -475,7 +476,7 @@ def starts() -> None:
     """A member of the last quorum counts as training once it is heard while we look, not for what it was."""
     from types import SimpleNamespace
 
-    from slurm_ft.train import ft, titan_ft
+    from slurm_ft.train import ft, titan_ft, titan_place
 
     now = 0.0
 
@@ -487,7 +488,7 @@ def starts() -> None:
     config = SimpleNamespace(
         training=SimpleNamespace(steps=9), fault_tolerance=SimpleNamespace(gather_s=20.0)
     )  # fmt: skip
-    place = titan_ft.Place.of({"REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"})
+    place = titan_place.Place.of({"REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"})
 
     def start(last_heard: Callable[[], float]) -> tuple[str, float]:
         nonlocal now

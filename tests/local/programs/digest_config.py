@@ -14,7 +14,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from slurm_ft.train import config_registry, ft, titan_ft
+from slurm_ft.train import config_registry, ft, titan_ft, titan_state
 
 KILLS = json.loads(os.environ.get("KILLS", "[]"))
 _trainer: list[Any] = []
@@ -34,12 +34,12 @@ def small() -> Any:
 
 def _digest(trainer: Any) -> str:
     total = hashlib.sha256()
-    states = [*titan_ft.model_state(trainer.model_parts)]
+    states = [*titan_state.model_state(trainer.model_parts)]
     for optimizer in trainer.optimizers:
-        states += titan_ft.optimizer_state(optimizer)["tensors"]
+        states += titan_state.optimizer_state(optimizer)["tensors"]
     for fragment in getattr(trainer._sync, "_fragments", ()):
         states.append(fragment.original_parameters)
-        states += titan_ft.optimizer_state(fragment._outer_optimizer)["tensors"]
+        states += titan_state.optimizer_state(fragment._outer_optimizer)["tensors"]
     for state in states:
         for name, tensor in state.items():
             total.update(name.encode())

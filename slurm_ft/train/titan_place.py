@@ -1,0 +1,86 @@
+"""Where a rank of `titan` stands in its run, and the word that a run leaves for those who come after its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ft import env
+from slurm_ft.errors import UsageError
+from slurm_ft.train import ft
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands in the run. Read from the environment in `of` and nowhere else."""
+
+    fault_tolerant: bool = False
+    replica: int = 0
+    replicas: int = 1
+    min_replicas: int = 1
+    rank: int = 0
+    ranks: int = 1
+    run: Path | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Place:
+        """Raises UsageError when a variable is not the number it should be."""
+
+        def number(name: str, default: int) -> int:
+            text = environ.get(name) or str(default)
+            try:
+                return int(text)
+            except ValueError:
+                hint = "slurm-ft sets it to a whole number; unset it or give one"
+                raise UsageError(f"{name} is {text!r}, not a number", hint) from None
+
+        group = environ.get(env.REPLICA_GROUP_ID, "")
+        run = environ.get(env.RUN)
+        return cls(
+            fault_tolerant=bool(ft.lighthouse_url(environ) and group),
+            replica=number(env.REPLICA_GROUP_ID, 0),
+            replicas=number(env.NUM_REPLICA_GROUPS, 1),
+            min_replicas=number(env.MIN_REPLICAS, 1),
+            rank=number("RANK", 0),
+            ranks=number("WORLD_SIZE", 1),
+            run=Path(run) if run else None,
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where torchtitan may write; shared by the replicas."""
+        return self.run / "titan" if self.run else Path("outputs")
+
+
+def _end_file(place: Place) -> Path | None:
+    return place.run / "titan" / "finished.json" if place.run else None
+
+
+def mark_end(place: Place, steps: int) -> None:
+    """Leave word in the run folder that a replica has trained and committed all steps."""
+    file = _end_file(place)
+    if file is None or place.rank != 0:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"finished.{place.replica}.tmp")
+    fresh.write_text(json.dumps({"steps": steps, "replica": place.replica}) + "\n", encoding="utf-8")
+    fresh.replace(file)
+
+
+def is_over(place: Place, steps: int) -> bool:
+    """Whether a replica of this run has already trained at least `steps` steps to the end.
+
+    A word that is older than run.json belongs to an earlier run of the same folder and does not count.
+    """
+    file = _end_file(place)
+    if file is None or place.run is None or not place.fault_tolerant:
+        return False
+    try:
+        spec = place.run / "run.json"
+        if spec.exists() and spec.stat().st_mtime > file.stat().st_mtime:
+            return False
+        return bool(json.loads(file.read_text(encoding="utf-8"))["steps"] >= steps)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -483,18 +483,18 @@ class Controller:
 
     def _find_hanging(self, now: float) -> None:
         """A replica that hangs has failed, like one whose rank has died."""
-        replicas = self.supervisor.state.replicas
-        if self.supervisor.state.collective and self.supervisor.state.first_done is not None:
-            return  # the training is finished; who is left may be writing the last checkpoint
+        state = self.supervisor.state
+        replicas, collective = state.replicas, state.collective
+        finished = collective and state.first_done is not None  # who is left may be writing the last checkpoint
         busy = {number for number, page in self._book.pages.items() if page.phase in STANDING_PHASES}
         training = frozenset(r.id for r in replicas if r.state is State.TRAINING) - busy
-        alone = sum(r.state not in FINAL for r in replicas) == 1
+        alone = finished or sum(r.state not in FINAL for r in replicas) == 1
         hang_after = self._spec.policy.hang_after
         for number, seconds in hanging(self._paces, training, alone, now, hang_after).items():
             self._hangs(
                 number, seconds, f"it has stood still for {seconds:.0f} s at step {self._book.page(number).step}"
             )
-        if self.supervisor.state.collective:
+        if collective and not finished:
             started = {r.id: r.since for r in replicas if r.state is State.RUNNING}
             stuck = stuck_at_start(started, self._book.members, bool(training), self._clock(), hang_after)
             for number, seconds in stuck.items():

@@ -3,8 +3,8 @@
 A replica moves when its training step or its commits change. It hangs when it has not moved for longer than
 FACTOR times its median step and longer than the policy's `hang_after`, while a peer has moved in the newer half
 of that time: when all stand still, one a moment longer than another, they may be waiting for each other, for data
-or for a checkpoint, and to restart those that only wait would lose what they hold. A replica that is left alone
-has only its own pace.
+or for a checkpoint, and to restart those that only wait would lose what they hold. A replica that is left alone, or
+whose peers have finished the training, has only its own pace, and more time.
 
 Before it moves for the first time a replica has no pace. In a run whose peers train through torchft it hangs when it
 has not even made its Manager within START_FLOOR and twice `hang_after`: what comes after that, the first quorum, it
@@ -56,7 +56,7 @@ def hanging(
 ) -> dict[int, float]:
     """The replicas that hang, with the seconds since each has moved.
 
-    `training` are those that should move; `alone` says that no other replica is there or will come back.
+    `training` are those that should move; `alone` says that no other replica trains or will come back.
     0 as `hang_after` turns this off.
     """
     if hang_after <= 0:

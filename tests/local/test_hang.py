@@ -8,6 +8,8 @@ from pathlib import Path
 
 from slurm_ft import events
 from slurm_ft.events import Event, Kind
+from slurm_ft.spec import Policy
+from tests.local.running import a_run
 from tests.waiting import wait_until
 
 SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
@@ -22,6 +24,29 @@ for step in range(1, 121):
     one_step()
     report(step)
 """
+
+
+FINISHES = """
+import os, threading
+from slurm_ft.train.progress import channel
+
+here = channel()
+here.send("quorum", step=0, quorum_id=1)
+for step in range(1, 4):
+    here.send("commit", step=step, committed=True, quorum_id=1)
+if os.environ["SLURM_FT_REPLICA"] == "1":
+    threading.Event().wait()
+"""
+"""As torchft tells of itself. Replica 1 has a part in all steps, and never ends."""
+
+
+def test_one_that_hangs_when_the_training_is_finished_does_not_hold_the_run_up_for_ever(tmp_path: Path) -> None:
+    with a_run(tmp_path) as run:
+        run.program.write_text(FINISHES)
+        run.start_with(Policy(hang_after=0.2, kill_grace=0.3, stop_grace=0.3), replicas=2)
+        assert run.finished() == 0
+        assert run.until(Kind.RANK_FAILED, 1).data["hung"] is True
+        assert run.events(Kind.STEP_ENDING, 1)[-1].data["why"] == "the training was finished by its peers"
 
 
 def test_a_stopped_rank_is_found_and_restarted_and_its_stacks_are_kept(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained. `steps` ends the run; `pace` is the least duration of a step in seconds."""
+    """What is trained. `steps` ends the run; `pace` is the least duration of a step in seconds; `slow_files` are
+    milliseconds (see below)."""
 
     size: str
     algorithm: str
@@ -60,12 +61,23 @@ class Setting:
     sync: int
     pace: float
     replicas: int
+    slow_files: float = 0.0
 
     def arguments(self, kind: str, out: Path) -> list[str]:
         return [
             kind, "--out", str(out), "--size", self.size, "--algorithm", self.algorithm,
             "--steps", str(self.steps), "--sync", str(self.sync), "--pace", str(self.pace),
         ]  # fmt: skip
+
+
+def slow_files(milliseconds: float) -> list[str]:
+    """What to put before a command so that each `open` and `stat` in it and its children takes so much longer, as
+    in a folder that comes over a network and is asked about each file: strace, which can delay system calls."""
+    if not milliseconds:
+        return []
+    calls = "openat,newfstatat"
+    delay = f"inject={calls}:delay_enter={int(milliseconds * 1000)}"
+    return ["strace", "-D", "-f", "--seccomp-bpf", "-qqq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", delay]
 
 
 class Run:
@@ -75,7 +87,8 @@ class Run:
         self.folder, self.setting, self.out = folder, setting, folder / "log"
         self.words: list[tuple[float, str]] = []
         self._process = subprocess.Popen(
-            command, env={**ENVIRONMENT, **environment}, cwd=folder, text=True, errors="replace",
+            [*slow_files(setting.slow_files), *command],
+            env={**ENVIRONMENT, **environment}, cwd=folder, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._others: list[subprocess.Popen[Any]] = []

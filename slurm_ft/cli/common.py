@@ -56,7 +56,8 @@ def _complete_run(ctx: click.Context, parameter: click.Parameter, incomplete: st
     """The runs whose names begin so, newest first."""
     folder = ctx.params.get("runs_folder") or os.environ.get(env.RUNS) or "runs"
     try:
-        found = [entry for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
         found.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
     except OSError:
         return []

@@ -174,11 +174,11 @@ def _read_row(pid: int) -> _Row | None:
 
 def _host_by_log(pid: int, folder: Path) -> str:
     """The host whose log file this process has open; empty when there is none."""
-    start = f"{folder}/log/"
-    try:
-        targets = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
-    except OSError:
-        return ""
+    start, targets = f"{folder}/log/", []
+    with suppress(OSError):  # the process has ended
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it has closed this one meanwhile
+                targets.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
     logs = [target.removesuffix(" (deleted)") for target in targets if target.startswith(start)]
     return logs[0].removeprefix(start).removesuffix(".log") if logs else ""
 

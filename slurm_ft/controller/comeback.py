@@ -73,19 +73,26 @@ def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: 
     """What is to be done. `links` are the chain's jobs after this one; `job` is what Slurm says of this job."""
     if end.code == EXIT_TRY_AGAIN:
         if links:
-            return Plan(f"the run goes on in job {links[0]}, the next link of its chain", next=links[0])
+            return Plan(goes_on(links[0]), next=links[0])
         if not may_requeue:
             return Plan()
         if end.idle >= NO_PROGRESS:
             return Plan(f"not put back into the queue: no progress in the last {end.idle} sessions")
         if job is None or not job.requeue:
             return Plan("not put back into the queue: Slurm says that this job may not be (--requeue allows it)")
-        return Plan("the job is put back into the queue, and the run goes on in it", requeue=True, next=job.job_id)
+        return Plan(goes_on(job.job_id, job.job_id), requeue=True, next=job.job_id)
     cancelled = job is not None and job.state.state.name == "CANCELLED"
     stopped = end.code > 128 and (end.why == STOP_WORDS or cancelled)
     if links and (end.code in FINISHED or end.code == EXIT_USAGE or stopped):
         return Plan(f"the rest of the chain is cancelled: {', '.join(links)}", cancel=links)
     return Plan()
+
+
+def goes_on(following: str, job_id: str = "") -> str:
+    """How a run goes on after job `job_id`, in words: in the job that follows."""
+    if following == job_id:
+        return "the job is put back into the queue, and the run goes on in it"
+    return f"the run goes on in job {following}, the next link of its chain"
 
 
 def links_after(paths: RunPaths, job_id: str) -> tuple[str, ...]:

@@ -101,6 +101,34 @@ def test_who_follows_a_run_learns_in_which_job_it_goes_on(paths: RunPaths) -> No
     assert rejoin.goes_on_in(paths, "11", lambda: True, lambda _: None) is None
 
 
+@pytest.mark.parametrize(
+    ("following", "ends", "words"),
+    [("13", False, "goes on in job 13"), ("13", True, "goes on in job 13"), ("12", True, "put back into the queue")],
+)
+def test_who_missed_the_word_learns_from_the_events_that_the_run_has_gone_on(
+    paths: RunPaths, following: str, ends: bool, words: str
+) -> None:
+    """The next session began, and may have ended, before anybody looked."""
+    over = [event(Kind.RUN_ENDED, code=0)] if ends else []
+    first = [event(Kind.RUN_STARTED, job_id="12"), event(Kind.RUN_ENDED, code=75)]
+    logged(paths, *first, event(Kind.RUN_STARTED, job_id=following), *over)
+    found = rejoin.goes_on_in(paths, "12", lambda: False, lambda _: None)
+    assert found is not None and found[0] == following and words in found[1]
+
+
+def test_a_session_that_was_over_before_anybody_looked_had_begun(paths: RunPaths) -> None:
+    logged(paths, event(Kind.RUN_STARTED, job_id="12"), event(Kind.RUN_ENDED, code=75))
+    assert not rejoin.begun_again(paths, lambda: True, lambda _: None)
+    logged(paths, event(Kind.RUN_STARTED, job_id="12"), event(Kind.RUN_ENDED, code=0))
+    assert rejoin.begun_again(paths, lambda: True, lambda _: None)
+
+
+def test_a_session_that_ended_with_75_and_was_the_last_goes_on_nowhere(paths: RunPaths) -> None:
+    both = [event(Kind.RUN_STARTED, job_id="12"), event(Kind.RUN_ENDED, code=75)]
+    logged(paths, *both, *both)
+    assert rejoin.goes_on_in(paths, "12", lambda: True, lambda _: None) is None
+
+
 def test_a_requeue_that_slurm_refuses_leaves_no_promise_behind(paths: RunPaths) -> None:
     logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
     words = comeback.come_back(paths, "12", 75, True, Client(Unreachable("no answer")))  # type: ignore[arg-type]

@@ -51,7 +51,18 @@ def test_only_steps_that_were_committed_by_their_process_count():
         log.whole(lines[:3], 0)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["step", "commit"]), st.integers(0, 9)), max_size=40))
+def test_steps_that_a_keeper_held_count_and_those_of_a_healed_replica_do_not():
+    dead = steps(0, 1, 1, 5, 0.0)
+    held = [Line(0.6, 2, 0, "joined", 0), Line(0.7, 2, 0, "restored", 4), *steps(0, 2, 5, 6, 0.8)]
+    assert log.useful_steps([*dead, *held, Line(3.0, 2, 0, "commit", 10)]) == 10
+    assert log.useful_steps([*dead, *held, Line(3.0, 2, 0, "commit", 20)]) == 0  # its peers had passed it
+    assert log.useful_steps([*dead, *steps(0, 2, 5, 6, 0.8), Line(3.0, 2, 0, "commit", 10)]) == 6
+
+
+WORDS = st.sampled_from(["step", "commit", "restored"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), WORDS, st.integers(0, 9)), max_size=40))
 def test_never_more_steps_count_than_were_trained(what):
     lines = [Line(float(t), pid, 0, word, step) for t, (pid, word, step) in enumerate(what)]
     assert 0 <= log.useful_steps(lines) <= sum(line.what == "step" for line in lines)

@@ -104,14 +104,22 @@ def survivor_loss(lines: Sequence[Line], replica: int, killed: float, window: in
 
 
 def useful_steps(lines: Iterable[Line]) -> int:
-    """Steps of all replicas whose work was committed: those between a process's commits. A step that a replica
-    commits again, after going back to a checkpoint, counts once."""
-    done, open_steps = set[tuple[int, int]](), dict[int, set[int]]()
+    """Steps of all replicas whose work was committed: those between a process's commits, and those of the process
+    before it up to where it went on by `restored`. A step that a replica commits again, after going back to a
+    checkpoint, counts once. A commit with another number than the last step is that of a replica that was
+    healed: it has its peers' state, and its own steps are lost."""
+    done, open_steps, newest = set[tuple[int, int]](), dict[int, list[int]](), dict[int, int]()
     for line in lines:
-        if line.what == "step":
-            open_steps.setdefault(line.pid, set()).add(line.step)
+        if line.what == "restored":
+            before = open_steps.pop(newest.get(line.replica, line.pid), [])
+            open_steps[line.pid] = [step for step in before if step <= line.step]
+        elif line.what == "step":
+            open_steps.setdefault(line.pid, []).append(line.step)
+            newest[line.replica] = line.pid
         elif line.what == "commit":
-            done.update((line.replica, step) for step in open_steps.pop(line.pid, ()))
+            steps = open_steps.pop(line.pid, [])
+            if steps and steps[-1] == line.step:
+                done.update((line.replica, step) for step in steps)
     return len(done)
 
 

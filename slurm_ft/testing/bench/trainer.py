@@ -10,7 +10,7 @@ Both write the same lines to one log, each a JSON object in a single append: `t`
 one clock for the whole machine), `pid`, `replica`, `what` and `step`. `born` is the start of the process by
 the kernel's account, `step` a step whose work is done, `commit` a step that counts: all replicas have agreed
 on it (ddp), or have averaged what they learnt since the last one (diloco); `met`: the replica has its state
-and is in a group with its peers (torchft with ddp).
+and is in a group with its peers (torchft with ddp); `restored`: it goes on from what a keeper held, after that step.
 
 The model is a stack of linear layers on random data, each batch a function of (seed, replica, step). `--pace`
 gives each step a least duration, spent asleep: it stands for the work of a GPU, for which this machine has
@@ -168,15 +168,14 @@ class Counter:
         self._step.update(state)
 
 
-def keeping(work: Work, manager: torchft.Manager, step: dict[str, int], sync: Any = None) -> Any:
-    """A context for each optimizer step, which keeps the state in memory that outlives this process. Where the
-    run has no keeper it does nothing. Goes on from what the process before has left."""
+def keeping(work: Work, manager: torchft.Manager, step: dict[str, int], sync: Any = None) -> tuple[Any, bool]:
+    """A context for each optimizer step, which keeps the state in memory that outlives this process; where the
+    run has no keeper it does nothing. And whether this process goes on from what the one before has left."""
     if not os.environ.get("SLURM_FT_KEEPER"):
-        return contextlib.nullcontext
+        return contextlib.nullcontext, False
     keep = importlib.import_module("slurm_ft.train").keep
     kept = keep(work.model, work.optimizer, extra={"step": Counter(step)}, manager=manager, sync=sync)
-    kept.restore()
-    return kept.step
+    return kept.step, kept.restore().source != "none"
 
 
 def run_torchft(options: argparse.Namespace, log: Log, replica: int) -> None:
@@ -192,7 +191,9 @@ def run_torchft(options: argparse.Namespace, log: Log, replica: int) -> None:
 
 def train_ddp(options: Any, log: Log, work: Work, manager: torchft.Manager, step: dict[str, int]) -> None:
     """Every step is averaged and voted on."""
-    kept_step = keeping(work, manager, step)
+    kept_step, restored = keeping(work, manager, step)
+    if restored:
+        log("restored", step["step"])
     fresh = True
     while step["step"] < options.steps:
         manager.start_quorum()
@@ -225,8 +226,10 @@ def train_diloco(options: Any, log: Log, work: Work, manager: torchft.Manager, s
     outer = torch.optim.SGD(work.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     inner = work.optimizer
     with DiLoCo(manager, [work.model], inner, outer, options.sync, pin_memory=False) as context:
-        kept_step = keeping(work, manager, step, context)
+        kept_step, restored = keeping(work, manager, step, context)
         step["step"] = manager.current_step() * options.sync + context._local_step
+        if restored:
+            log("restored", step["step"])
         if options.ours and int(os.environ.get("SLURM_FT_ATTEMPT", "1")) > 1 and step["step"] == 0:
             # One that starts again asks for the state at once, not after an interval that is thrown away.
             context._local_step = options.sync - 1

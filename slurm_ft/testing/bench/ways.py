@@ -184,9 +184,11 @@ class OwnRun(Run):
 
 @dataclass
 class World:
-    """What the ways stand on: a folder, and the devcluster where Slurm is installed."""
+    """What the ways stand on: a folder, and the devcluster where Slurm is installed. `spares`: its hosts beyond
+    one for each replica."""
 
     folder: Path
+    spares: int = 1
     cluster: DevCluster | None = None
     why_no_cluster: str = ""
     count: int = 0
@@ -236,17 +238,13 @@ def _kill_agent(run: OwnRun, replica: int) -> None:
     os.kill(int(run.events(Kind.AGENT_JOINED, replica)[-1].data["agent_pid"]), signal.SIGKILL)
 
 
-def _kill_host(world_of: dict[str, World]) -> Callable[[OwnRun, int], None]:
-    def kill(run: OwnRun, replica: int) -> None:
-        cluster = world_of["world"].cluster
-        assert cluster is not None
-        cluster.kill_host(str(run.events(Kind.AGENT_JOINED, replica)[-1].data["host"]))
-
-    return kill
+def _kill_host(run: OwnRun, replica: int) -> None:
+    assert run.cluster is not None
+    run.cluster.kill_host(str(run.events(Kind.AGENT_JOINED, replica)[-1].data["host"]))
 
 
-def _start_with_spare(world: World, setting: Setting) -> Run:
-    return _own("--spares", "1", hurt=_kill_host({"world": world}))(world, setting)
+def _start_with_spares(world: World, setting: Setting) -> Run:
+    return _own("--spares", str(world.spares), hurt=_kill_host)(world, setting)
 
 
 def keeper_missing() -> str:
@@ -346,7 +344,7 @@ WAYS = (
     Way("slurm-ft in place, peer", _own(), own=True),
     Way("slurm-ft in place, peer, --no-zygote", _own("--no-zygote"), own=True),
     Way("slurm-ft by step (agent killed)", _own(hurt=_kill_agent), own=True),
-    Way("slurm-ft spare (host killed)", _start_with_spare, needs_slurm=True, own=True),
+    Way("slurm-ft spare (host killed)", _start_with_spares, needs_slurm=True, own=True),
     Way("torchft, a Slurm job per replica", start_torchft_on_slurm, needs_slurm=True),
     Way("torchrun --max-restarts", start_torchrun),
     Way("nvidia-resiliency-ext ft_launcher", start_nvrx, nvrx_missing),

@@ -24,7 +24,6 @@ class Page:
     step: int | None = None
     loss: float | None = None
     tokens: int | None = None
-    phase: str | None = None
     member: str | None = None  # how torchft's quorums call this attempt
     quorum_id: int | None = None
     committed: int = 0
@@ -59,7 +58,7 @@ class Book:
 
     def started(self, replica: int, attempt: int) -> None:
         page = self.page(replica)
-        page.attempt, page.phase, page.unrecorded, page.member = attempt, None, False, None
+        page.attempt, page.unrecorded, page.member = attempt, False, None
 
     @property
     def members(self) -> dict[int, str]:

@@ -39,7 +39,7 @@ from slurm_ft.controller.pace import Pace, hanging, stuck_at_start
 from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.spares import SpareWatch
-from slurm_ft.controller.state import FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
+from slurm_ft.controller.state import CHECKPOINT, FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
 from slurm_ft.controller.steps import Steps
 from slurm_ft.controller.survivors import gone
 from slurm_ft.controller.tenure import Tenure
@@ -52,7 +52,7 @@ from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.spec import RunSpec
 
 TICK = 0.25
-STANDING_PHASES = frozenset({"checkpoint", "eval"})
+STANDING_PHASES = frozenset({CHECKPOINT, "eval"})
 """Phases in which a replica may stand still for as long as it takes."""
 LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
@@ -407,8 +407,6 @@ class Controller:
             self._moved(peer.replica)
         elif current and kind is Kind.QUORUM:
             self._book.page(peer.replica).quorum_id = message.get("quorum_id")
-        elif current and kind is Kind.PHASE:
-            self._book.page(peer.replica).phase = message.get("phase")
         elif current and kind is Kind.MEMBER:
             self._book.page(peer.replica).member = message.get("id")
         if kind in (Kind.RANK_FAILED, Kind.RANK_DONE):
@@ -486,11 +484,11 @@ class Controller:
         state = self.supervisor.state
         replicas, collective = state.replicas, state.collective
         finished = collective and state.first_done is not None  # who is left may be writing the last checkpoint
-        busy = {number for number, page in self._book.pages.items() if page.phase in STANDING_PHASES}
-        training = frozenset(r.id for r in replicas if r.state is State.TRAINING) - busy
+        training = frozenset(r.id for r in replicas if r.state is State.TRAINING)
+        standing = frozenset(r.id for r in replicas if not STANDING_PHASES.isdisjoint(r.phases.values()))
         alone = finished or sum(r.state not in FINAL for r in replicas) == 1
         hang_after = self._spec.policy.hang_after
-        for number, seconds in hanging(self._paces, training, alone, now, hang_after).items():
+        for number, seconds in hanging(self._paces, training, standing, alone, now, hang_after).items():
             self._hangs(
                 number, seconds, f"it has stood still for {seconds:.0f} s at step {self._book.page(number).step}"
             )

@@ -52,17 +52,26 @@ def patience(pace: Pace, peers: Iterable[Pace], hang_after: float) -> float:
 
 
 def hanging(
-    paces: Mapping[int, Pace], training: frozenset[int], alone: bool, now: float, hang_after: float
+    paces: Mapping[int, Pace],
+    training: frozenset[int],
+    standing: frozenset[int],
+    alone: bool,
+    now: float,
+    hang_after: float,
 ) -> dict[int, float]:
     """The replicas that hang, with the seconds since each has moved.
 
-    `training` are those that should move; `alone` says that no other replica trains or will come back.
+    `training` are those that should move. Those of them that are `standing` have said that they do something in which
+    no step ends, such as a checkpoint, and have as much time as one that is alone. `alone` says that no other replica
+    trains or will come back.
     0 as `hang_after` turns this off.
     """
     if hang_after <= 0:
         return {}
     still = {replica: now - paces[replica].moved_at for replica in training if replica in paces}
-    found = {r: seconds for r, seconds in still.items() if seconds > patience(paces[r], paces.values(), hang_after)}
+    usual = {r: patience(paces[r], paces.values(), hang_after) for r in still}
+    limits = {r: max(limit, ALONE * hang_after) if r in standing else limit for r, limit in usual.items()}
+    found = {r: seconds for r, seconds in still.items() if seconds > limits[r]}
     if alone:
         return {r: seconds for r, seconds in found.items() if seconds > ALONE * hang_after}
     newest = min((seconds for r, seconds in still.items() if r not in found), default=inf)

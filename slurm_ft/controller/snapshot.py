@@ -41,7 +41,7 @@ def _row(replica: Replica, book: Book, reason: str) -> dict[str, Any]:
         "committed": page.committed,
         "loss": page.loss,
         "tokens": page.tokens,
-        "phase": page.phase,
+        "phase": replica.phases.get(0),
         "since": replica.since,
         "quorum_id": page.quorum_id,
         "reason": reason,

@@ -69,6 +69,9 @@ UNANSWERED_MOST = 30.0
 REFUSALS = 12
 """After so many tries in a row that Slurm's refusal is believed."""
 
+CHECKPOINT = "checkpoint"
+"""The phase of a rank that writes one; see slurm_ft.train.progress."""
+
 IN_PLACE = "in place"
 BY_STEP = "by step"
 SPARE = "spare"
@@ -97,7 +100,8 @@ class Replica:
     `attempt` counts the starts of its ranks and `step` those of its step, both from 1, 0 before the first.
     `agents` maps the index of each reported host to the port it offers for the next attempt.
     `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
-    `due` is when a repair that had to wait may begin. `committed` is the newest step that this attempt committed.
+    `due` is when a repair that had to wait may begin. `committed` is the newest step that this attempt committed,
+    `phases` what each of its ranks said last that it does, and `attempt_failed` whether it has failed.
     `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
     `unanswered` counts launches in a row that failed because Slurm did not answer; the next is due at `launch_at`.
     """
@@ -121,6 +125,8 @@ class Replica:
     ever_joined: bool = False
     progressed: float = 0.0
     committed: int | None = None
+    phases: Mapping[int, str] = field(default_factory=dict)
+    attempt_failed: bool = False
     suspects: tuple[str, ...] = ()
     due: float = 0.0
     unanswered: int = 0
@@ -130,6 +136,11 @@ class Replica:
     @property
     def ranks(self) -> int:
         return len(self.hosts) * self.ranks_per_host
+
+    @property
+    def writing(self) -> bool:
+        """Did a rank say that it writes a checkpoint, and not yet that it does something else?"""
+        return CHECKPOINT in self.phases.values()
 
     @property
     def complete(self) -> bool:
@@ -221,6 +232,8 @@ def _ranks_started(r: Replica, e: Event) -> Replica:
         done_ranks=frozenset(),
         restarts=r.restarts + (((e.t, str(rung)),) if rung == IN_PLACE else ()),
         committed=None,
+        phases={},
+        attempt_failed=False,
     )
 
 
@@ -254,6 +267,7 @@ def _with_failure(r: Replica, failure: Failure) -> Replica:
         failure=failure,
         first_failure=r.first_failure or failure,
         streak=r.streak + 1,
+        attempt_failed=True,
         suspects=silent,
         agents={},
     )
@@ -424,7 +438,9 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     State.STOPPED: {},
 }
 
-_OF_AN_ATTEMPT = frozenset({Kind.PROGRESSED, Kind.RANK_FAILED, Kind.RANK_DONE, Kind.AGENT_CLEARED, Kind.COMMIT})
+_OF_AN_ATTEMPT = frozenset(
+    {Kind.PROGRESSED, Kind.RANK_FAILED, Kind.RANK_DONE, Kind.AGENT_CLEARED, Kind.COMMIT, Kind.PHASE}
+)
 _OF_A_STEP = frozenset({Kind.AGENT_JOINED, Kind.AGENT_LOST, Kind.STEP_EXITED, Kind.HOST_UNFIT})
 
 
@@ -465,6 +481,9 @@ def observe(state: RunState, event: Event) -> RunState:
         step = data.get("step")
         known = data.get("committed") and isinstance(step, int)
         return state.with_replica(replace(replica, committed=step)) if known else state
+    if kind is Kind.PHASE:
+        phases = {**replica.phases, int(data.get("rank", 0)): str(data.get("phase", ""))}
+        return state.with_replica(replace(replica, phases=phases))
     handler = TRANSITIONS[replica.state].get(kind)
     if handler is None:
         return state

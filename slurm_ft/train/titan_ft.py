@@ -395,7 +395,9 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         last = self.step == self.config.training.steps
         self.checkpointer.save(self.step, last_step=last)
         if self.config.validator.enable and self.validator.should_validate(self.step):
+            report_phase("eval")
             self.validator.validate(self.model_parts, self.step)
+            report_phase("train")
 
     def _set_schedules(self, step: int) -> None:
         with warnings.catch_warnings():

@@ -24,6 +24,7 @@ from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 
 from slurm_ft.errors import UsageError
 from slurm_ft.train import ft, survivors
+from slurm_ft.train.progress import report_phase
 from slurm_ft.train.titan_state import (
     State,
     load_model_state,
@@ -181,4 +182,9 @@ class Checkpointer(TorchFTCheckpointManager):  # type: ignore[misc]
             self._ft_save(curr_step)
         if self.ft_manager is not None and self.ft_manager.participating_rank() != 0:
             return False
-        return bool(CheckpointManager._save(self, curr_step, last_step))
+        if not self._should_save(curr_step, last_step):
+            return False
+        report_phase("checkpoint")
+        saved = bool(CheckpointManager._save(self, curr_step, last_step))
+        report_phase("train")
+        return saved

@@ -58,6 +58,15 @@ def _end_file(place: Place) -> Path | None:
     return place.run / "titan" / "finished.json" if place.run else None
 
 
+def _session(place: Place) -> str:
+    """The session of the run that this is; '' where the run folder does not say it."""
+    assert place.run is not None
+    try:
+        return str(json.loads((place.run / "session.json").read_text(encoding="utf-8"))["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def mark_end(place: Place, steps: int) -> None:
     """Leave word in the run folder that a replica has trained and committed all steps."""
     file = _end_file(place)
@@ -65,22 +74,22 @@ def mark_end(place: Place, steps: int) -> None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f"finished.{place.replica}.tmp")
-    fresh.write_text(json.dumps({"steps": steps, "replica": place.replica}) + "\n", encoding="utf-8")
+    word = {"steps": steps, "replica": place.replica, "session": _session(place)}
+    fresh.write_text(json.dumps(word) + "\n", encoding="utf-8")
     fresh.replace(file)
 
 
 def is_over(place: Place, steps: int) -> bool:
-    """Whether a replica of this run has already trained at least `steps` steps to the end.
+    """Whether a replica of this session has already trained at least `steps` steps to the end.
 
-    A word that is older than run.json belongs to an earlier run of the same folder and does not count.
+    The word of an earlier session does not count: that one did not end well, or there would be no other, and what
+    it has trained may not be on disk.
     """
     file = _end_file(place)
-    if file is None or place.run is None or not place.fault_tolerant:
+    if file is None or not place.fault_tolerant:
         return False
     try:
-        spec = place.run / "run.json"
-        if spec.exists() and spec.stat().st_mtime > file.stat().st_mtime:
-            return False
-        return bool(json.loads(file.read_text(encoding="utf-8"))["steps"] >= steps)
+        word = json.loads(file.read_text(encoding="utf-8"))
+        return bool(word["steps"] >= steps and word["session"] == _session(place))
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -19,8 +19,9 @@ LOSS_TOLERANCE = 0.05
 
 
 def is_report(event):
-    """Is this the report of a step that has ended? A step that begins is reported too, without a phase."""
-    return event["type"] == "progress" and event.get("phase") == "train"
+    """Is this the report of a step that has ended? One that begins is reported too, without a phase, and the phase
+    after a checkpoint, without a step."""
+    return event["type"] == "progress" and event.get("phase") == "train" and "step" in event
 
 
 def step_of(replica, step, attempt=None):
@@ -202,6 +203,9 @@ def test_checkpoints_on_disk_are_written_by_one_and_taken_up(start_run):
         run.start(workers.titan, *options(2), replica=replica)
     assert run.join() == [0, 0], run.log(0) + run.log(1)
     assert [path.name for path in (Path(run.folder) / "titan" / "checkpoint").iterdir()] == ["step-2"]
+    phases = [(event["attempt"], event["phase"]) for event in run.agent.events if event.get("phase")]
+    (writer,) = {attempt for attempt, phase in phases if phase == "checkpoint"}
+    assert [phase for attempt, phase in phases if attempt == writer][-2:] == ["checkpoint", "train"]
     later = [run.start(workers.titan, *options(4), replica=replica)[0] for replica in range(2)]
     assert run.join(later) == [0, 0], run.log(0) + run.log(1)
     steps = {event["step"] for event in run.agent.events if event["attempt"] > 2 and is_report(event)}

@@ -411,18 +411,20 @@ def foreign_config() -> None:
 
 
 def run_ends(folder: str) -> None:
-    """The end of a run counts for those with as many steps, and not for a newer run of the same folder."""
+    """The end of a run counts for those with as many steps, and not for a later session in the same folder."""
     from pathlib import Path
 
     from slurm_ft.train import titan_place
 
     place = titan_place.Place(fault_tolerant=True, run=Path(folder))
     assert not titan_place.is_over(place, 10)
-    (place.run / "run.json").write_text("{}")  # type: ignore[operator]
+    session = Path(folder) / "session.json"
+    titan_place.mark_end(place, 10)
+    assert titan_place.is_over(place, 10)  # a folder without a session, of a rank that was started by hand
+    session.write_text('{"id": "first"}')
     titan_place.mark_end(place, 10)
     assert titan_place.is_over(place, 10) and not titan_place.is_over(place, 11)
-    future = time.time() + 100
-    os.utime(place.run / "run.json", (future, future))  # type: ignore[operator]
+    session.write_text('{"id": "second"}')
     assert not titan_place.is_over(place, 10)
     titan_place.mark_end(titan_place.Place(), 10)  # no run folder: nothing happens
 

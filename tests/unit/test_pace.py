@@ -13,17 +13,18 @@ def pace(*moves: float) -> Pace:
     return result
 
 
+NOBODY = frozenset[int]()
 STEADY = tuple(float(t) for t in range(11))
 
 
 def test_a_replica_that_stands_still_while_its_peers_move_hangs() -> None:
     paces = {0: pace(*STEADY), 1: pace(*STEADY, *range(11, 50))}
-    assert hanging(paces, frozenset({0, 1}), False, 50.0, hang_after=30.0) == {0: 40.0}
+    assert hanging(paces, frozenset({0, 1}), NOBODY, False, 50.0, hang_after=30.0) == {0: 40.0}
 
 
 def test_it_does_not_hang_before_its_patience_is_over() -> None:
     paces = {0: pace(*STEADY), 1: pace(*STEADY, *range(11, 40))}
-    assert not hanging(paces, frozenset({0, 1}), False, 39.0, hang_after=30.0)
+    assert not hanging(paces, frozenset({0, 1}), NOBODY, False, 39.0, hang_after=30.0)
 
 
 def test_slow_steps_have_more_patience_than_the_setting_says() -> None:
@@ -33,40 +34,54 @@ def test_slow_steps_have_more_patience_than_the_setting_says() -> None:
 
 def test_when_all_stand_still_nobody_hangs() -> None:
     paces = {0: pace(*STEADY), 1: pace(*STEADY)}
-    assert not hanging(paces, frozenset({0, 1}), False, 500.0, hang_after=30.0)
+    assert not hanging(paces, frozenset({0, 1}), NOBODY, False, 500.0, hang_after=30.0)
 
 
 def test_peers_that_stopped_a_moment_later_wait_like_it_and_are_not_restarted() -> None:
     paces = {0: pace(*STEADY), 1: pace(*STEADY), 2: pace(*STEADY, 10.5)}
-    assert not hanging(paces, frozenset({0, 1, 2}), False, 40.2, hang_after=30.0)
+    assert not hanging(paces, frozenset({0, 1, 2}), NOBODY, False, 40.2, hang_after=30.0)
 
 
 def test_a_replica_whose_only_peer_is_being_repaired_may_wait_for_it() -> None:
     paces = {0: pace(*STEADY), 1: pace(*STEADY)}
-    assert not hanging(paces, frozenset({0}), False, 500.0, hang_after=30.0)
+    assert not hanging(paces, frozenset({0}), NOBODY, False, 500.0, hang_after=30.0)
 
 
 def test_a_replica_that_is_left_alone_has_only_its_own_pace() -> None:
     paces = {0: pace(*STEADY)}
-    assert not hanging(paces, frozenset({0}), True, 309.0, hang_after=30.0)  # it may be saving
-    assert hanging(paces, frozenset({0}), True, 311.0, hang_after=30.0) == {0: 301.0}
+    assert not hanging(paces, frozenset({0}), NOBODY, True, 309.0, hang_after=30.0)  # it may be saving
+    assert hanging(paces, frozenset({0}), NOBODY, True, 311.0, hang_after=30.0) == {0: 301.0}
+
+
+def test_one_that_says_that_it_writes_a_checkpoint_has_as_much_time_as_one_that_is_alone() -> None:
+    writer, peer = pace(*STEADY), pace(*STEADY, *range(11, 400))
+    both, one = frozenset({0, 1}), frozenset({0})
+    assert not hanging({0: writer, 1: peer}, both, one, False, 309.0, hang_after=30.0)
+    assert hanging({0: writer, 1: peer}, both, one, False, 400.0, hang_after=30.0) == {0: 390.0}
+    slow = pace(0.0, 100.0, 200.0, 300.0)
+    assert not hanging({0: slow, 1: peer}, both, one, False, 300.0 + 100.0 * FACTOR, hang_after=30.0)
+
+
+def test_peers_that_wait_for_one_that_writes_a_checkpoint_do_not_hang() -> None:
+    paces = {0: pace(*STEADY), 1: pace(*STEADY, 10.5), 2: pace(*STEADY, 11.0)}
+    assert not hanging(paces, frozenset({0, 1, 2}), frozenset({0}), False, 200.0, hang_after=30.0)
 
 
 def test_one_that_hangs_after_its_first_step_is_judged_by_its_peers_pace() -> None:
     paces = {0: pace(0.0, 1.0), 1: pace(*STEADY, *range(11, 50))}
-    assert hanging(paces, frozenset({0, 1}), False, 50.0, hang_after=30.0) == {0: 49.0}
+    assert hanging(paces, frozenset({0, 1}), NOBODY, False, 50.0, hang_after=30.0) == {0: 49.0}
 
 
 def test_start_up_is_not_a_step_and_a_replica_of_unknown_pace_has_more_patience() -> None:
     paces = {0: pace(0.0, 1.0)}
-    assert not hanging(paces, frozenset({0}), True, 300.0, hang_after=30.0)
-    assert hanging(paces, frozenset({0}), True, 302.0, hang_after=30.0) == {0: 301.0}
+    assert not hanging(paces, frozenset({0}), NOBODY, True, 300.0, hang_after=30.0)
+    assert hanging(paces, frozenset({0}), NOBODY, True, 302.0, hang_after=30.0) == {0: 301.0}
 
 
 def test_a_replica_that_is_being_repaired_is_not_judged_and_0_turns_it_off() -> None:
     paces = {0: pace(*STEADY)}
-    assert not hanging(paces, frozenset(), True, 1e6, hang_after=30.0)
-    assert not hanging(paces, frozenset({0}), True, 1e6, hang_after=0.0)
+    assert not hanging(paces, frozenset(), NOBODY, True, 1e6, hang_after=30.0)
+    assert not hanging(paces, frozenset({0}), NOBODY, True, 1e6, hang_after=0.0)
 
 
 @pytest.mark.parametrize(

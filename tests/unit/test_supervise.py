@@ -23,6 +23,7 @@ from slurm_ft.controller.state import (
     observe,
 )
 from slurm_ft.controller.supervise import ClearRanks, EndRun, EndStep, LaunchStep, StartRanks, decide, due, used
+from slurm_ft.errors import EXIT_DONE, EXIT_FAILED
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Budget, Policy
 
@@ -46,6 +47,7 @@ DATA: dict[Kind, dict[str, Any]] = {
     K.HOST_FIT: {"host": "a"},
     K.HOST_REPLACED: {"bad": "a", "spare": "s"},
     K.COMMIT: {"attempt": 3, "committed": True},
+    K.PHASE: {"attempt": 3, "rank": 0, "phase": "checkpoint"},
     K.RUN_ENDED: {"code": 0},
     K.STOP_REQUESTED: {"why": "stop", "code": 143},
     K.RUN_STARTED: {"replicas": [["a"]], "ranks_per_host": 1},
@@ -117,7 +119,7 @@ def test_every_event_in_every_state_leads_where_the_table_says_or_changes_nothin
     if kind in TABLE[state]:
         assert now.state is TABLE[state][kind]
     else:
-        assert replace(now, committed=before.committed) == before
+        assert replace(now, committed=before.committed, phases=before.phases) == before
 
 
 def test_the_code_has_no_transition_that_this_table_does_not_know() -> None:
@@ -136,7 +138,7 @@ def test_attempts_and_steps_never_go_down_and_a_failure_that_was_first_stays_fir
     assert now.first_failure == CRASH
 
 
-@pytest.mark.parametrize("kind", [K.PROGRESSED, K.RANK_FAILED, K.RANK_DONE, K.AGENT_CLEARED, K.COMMIT])
+@pytest.mark.parametrize("kind", [K.PROGRESSED, K.RANK_FAILED, K.RANK_DONE, K.AGENT_CLEARED, K.COMMIT, K.PHASE])
 @pytest.mark.parametrize("state", State)
 def test_news_of_an_older_attempt_changes_nothing(state: State, kind: Kind) -> None:
     before = in_state(state)
@@ -343,6 +345,43 @@ def test_one_that_trains_has_finish_grace(attempt: int, committed: int | None, p
     state = RunState((replica, finished), started=0.0, collective=True, first_done=200.0)
     actions, _ = decide(200.0 + passed, state, Policy())
     assert bool(actions) is ended
+
+
+def ended_after_its_peer(*news: tuple[Kind, dict[str, Any]]) -> EndRun:
+    """How a run ends in which one replica finished at step 99, and the other had this news before it was stopped."""
+    replica = in_state(S.TRAINING)
+    for kind, data in (*news, (K.STEP_ENDING, {}), (K.STEP_EXITED, {})):
+        replica = after(replica, kind, **data)
+    finished = replace(in_state(S.DONE), id=1, committed=99)
+    actions, _ = decide(300.0, RunState((replica, finished), started=0.0, collective=True, first_done=200.0), Policy())
+    (end,) = actions
+    assert isinstance(end, EndRun)
+    return end
+
+
+@pytest.mark.parametrize("failure", [K.RANK_FAILED, K.AGENT_LOST, K.STEP_EXITED])
+def test_a_run_whose_last_checkpoint_broke_off_does_not_end_well(failure: Kind) -> None:
+    end = ended_after_its_peer((K.COMMIT, {"step": 99}), (K.PHASE, {}), (failure, {}))
+    assert end.code == EXIT_FAILED
+    assert end.why == "1 of 2 replicas finished, but replica 0 failed while it wrote the last checkpoint"
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        ((K.COMMIT, {"step": 99}), (K.RANK_FAILED, {})),  # it wrote nothing
+        ((K.COMMIT, {"step": 99}), (K.PHASE, {}), (K.PHASE, {"phase": "train"}), (K.RANK_FAILED, {})),
+        ((K.COMMIT, {"step": 50}), (K.PHASE, {}), (K.RANK_FAILED, {})),  # an earlier one: its peers went on
+        ((K.COMMIT, {"step": 99}), (K.PHASE, {})),  # it was stopped, and did not fail
+    ],
+)
+def test_a_run_ends_well_when_no_last_checkpoint_was_lost(news: tuple[tuple[Kind, dict[str, Any]], ...]) -> None:
+    assert ended_after_its_peer(*news).code == EXIT_DONE
+
+
+def test_what_an_attempt_said_and_how_it_failed_is_forgotten_with_the_next() -> None:
+    again = after(in_state(S.READY, phases={0: "checkpoint"}, attempt_failed=True), K.RANKS_STARTED)
+    assert (again.phases, again.attempt_failed) == ({}, False)
 
 
 def test_without_a_quorum_nobody_is_left_behind() -> None:

@@ -101,7 +101,7 @@ class Replica:
     `agents` maps the index of each reported host to the port it offers for the next attempt.
     `restarts` keeps the time and rung of every repair. `streak` counts failures since the last progress.
     `due` is when a repair that had to wait may begin. `committed` is the newest step that this attempt committed,
-    `phases` what each of its ranks said last that it does, and `attempt_failed` whether it has failed.
+    and `phases` what each of its ranks said last that it does.
     `suspects` are the hosts whose agents fell silent, or did not report when the last step was started.
     `unanswered` counts launches in a row that failed because Slurm did not answer; the next is due at `launch_at`.
     """
@@ -126,7 +126,6 @@ class Replica:
     progressed: float = 0.0
     committed: int | None = None
     phases: Mapping[int, str] = field(default_factory=dict)
-    attempt_failed: bool = False
     suspects: tuple[str, ...] = ()
     due: float = 0.0
     unanswered: int = 0
@@ -170,6 +169,8 @@ class RunState:
     `save` is the one that is going on. `left` are the replicas whose ranks ended well after they were asked to
     save because the run stops: they were told to leave, and have not finished. `marks` are the last failures.
     `lost` are the hosts that were replaced or are waited for; one that has returned is a spare.
+    `broken_off` is a checkpoint that was not written to its end, and since then none was: the replica that
+    failed in it, and the step that it had committed.
     """
 
     replicas: tuple[Replica, ...] = ()
@@ -185,6 +186,7 @@ class RunState:
     save: saving.Save | None = None
     left: frozenset[int] = frozenset()
     marks: tuple[sameness.Mark, ...] = ()
+    broken_off: tuple[int, int] | None = None
 
     @property
     def running(self) -> dict[int, int]:
@@ -233,7 +235,6 @@ def _ranks_started(r: Replica, e: Event) -> Replica:
         restarts=r.restarts + (((e.t, str(rung)),) if rung == IN_PLACE else ()),
         committed=None,
         phases={},
-        attempt_failed=False,
     )
 
 
@@ -267,7 +268,6 @@ def _with_failure(r: Replica, failure: Failure) -> Replica:
         failure=failure,
         first_failure=r.first_failure or failure,
         streak=r.streak + 1,
-        attempt_failed=True,
         suspects=silent,
         agents={},
     )
@@ -482,14 +482,15 @@ def observe(state: RunState, event: Event) -> RunState:
         known = data.get("committed") and isinstance(step, int)
         return state.with_replica(replace(replica, committed=step)) if known else state
     if kind is Kind.PHASE:
-        phases = {**replica.phases, int(data.get("rank", 0)): str(data.get("phase", ""))}
-        return state.with_replica(replace(replica, phases=phases))
+        return _said(state, replica, int(data.get("rank", 0)), str(data.get("phase", "")))
     handler = TRANSITIONS[replica.state].get(kind)
     if handler is None:
         return state
     after = state.with_replica(handler(replica, event))
     if after.replicas[event.replica].failure is not replica.failure:
         after = replace(after, marks=(*state.marks, _mark(replica, event))[-sameness.KEPT :])
+        if replica.writing and replica.committed is not None:
+            after = replace(after, broken_off=(replica.id, replica.committed))
     if kind is Kind.RANK_DONE and state.stop and state.save and state.save.asked(replica.id, replica.attempt):
         return replace(after, left=state.left | {replica.id})
     if kind is Kind.HOST_REPLACED:
@@ -503,6 +504,13 @@ def observe(state: RunState, event: Event) -> RunState:
         return replace(after, lost={**state.lost, **waited_for})
     done = after.replicas[event.replica].state in (State.FINISHED, State.DONE)
     return replace(after, first_done=event.t) if done and after.first_done is None else after
+
+
+def _said(state: RunState, before: Replica, rank: int, phase: str) -> RunState:
+    """A rank says what it does."""
+    replica = replace(before, phases={**before.phases, rank: phase})
+    written = before.writing and not replica.writing and before.state in RANKS_RUN
+    return replace(state.with_replica(replica), broken_off=None if written else state.broken_off)
 
 
 def _mark(before: Replica, event: Event) -> sameness.Mark:

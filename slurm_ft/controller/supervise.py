@@ -226,18 +226,13 @@ def _left_behind(now: float, r: Replica, state: RunState, policy: Policy) -> str
     """
     if not state.collective or state.first_done is None:
         return ""
-    if r.state in RANKS_RUN and _has_part(r, state):
-        return ""  # it may be writing down what was finished
+    if r.state in RANKS_RUN and r.committed is not None and r.committed >= _finished_step(state) - 1:
+        return ""  # it has a part in what was finished, and may be writing it down
     if r.state not in RANKS_RUN or r.attempt > 1:
         return "the training was finished by its peers"
     if now - state.first_done >= policy.finish_grace:
         return f"its peers finished the training {policy.finish_grace:g} s ago"
     return ""
-
-
-def _has_part(r: Replica, state: RunState) -> bool:
-    """Has this attempt committed what others have finished with?"""
-    return r.committed is not None and r.committed >= _finished_step(state) - 1
 
 
 def _finished_step(state: RunState) -> int:
@@ -354,13 +349,12 @@ def _verdict(state: RunState, policy: Policy) -> EndRun:
     done = [r for r in state.replicas if r.state is State.DONE]
     failed = [r for r in state.replicas if r.state is State.FAILED]
     why = f"{len(done)} of {len(state.replicas)} replicas finished"
-    if len(done) == len(state.replicas):
-        return EndRun(EXIT_DONE, why)
-    if done and state.collective:
-        # The replicas train one model: when one has finished, the training is. But another may have had to write it.
-        unwritten = [r.id for r in state.replicas if r.attempt_failed and r.writing and _has_part(r, state)]
-        if unwritten:
-            return EndRun(EXIT_FAILED, f"{why}, but replica {unwritten[0]} failed while it wrote the last checkpoint")
+    if done and state.collective and state.broken_off and state.broken_off[1] >= _finished_step(state) - 1:
+        return EndRun(
+            EXIT_FAILED, f"{why}, but replica {state.broken_off[0]} failed while it wrote the last checkpoint"
+        )
+    # In a torchft run the replicas train one model: when one has finished, the training is finished.
+    if len(done) == len(state.replicas) or (done and state.collective):
         return EndRun(EXIT_DONE, why)
     if state.stop:
         return EndRun(state.stop_code, state.stop)

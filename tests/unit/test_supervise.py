@@ -347,41 +347,65 @@ def test_one_that_trains_has_finish_grace(attempt: int, committed: int | None, p
     assert bool(actions) is ended
 
 
-def ended_after_its_peer(*news: tuple[Kind, dict[str, Any]]) -> EndRun:
-    """How a run ends in which one replica finished at step 99, and the other had this news before it was stopped."""
-    replica = in_state(S.TRAINING)
-    for kind, data in (*news, (K.STEP_ENDING, {}), (K.STEP_EXITED, {})):
-        replica = after(replica, kind, **data)
+News = tuple[Kind, dict[str, Any]]
+COMMITTED: News = (K.COMMIT, {"attempt": 3, "step": 99, "committed": True})
+WRITES: News = (K.PHASE, {"attempt": 3, "phase": "checkpoint"})
+GOES_ON: News = (K.PHASE, {"attempt": 3, "phase": "train"})
+FAILS: News = (K.RANK_FAILED, {"attempt": 3})
+GIVEN_UP: tuple[News, ...] = ((K.STEP_ENDING, {"then": "STOPPED", "why": "it is late"}), (K.STEP_EXITED, {}))
+
+
+def ended_after_its_peer(*news: News) -> EndRun:
+    """How a run ends in which one replica finished at step 99 and another had this news."""
     finished = replace(in_state(S.DONE), id=1, committed=99)
-    actions, _ = decide(300.0, RunState((replica, finished), started=0.0, collective=True, first_done=200.0), Policy())
-    (end,) = actions
+    state = RunState((in_state(S.TRAINING), finished), started=0.0, collective=True, first_done=200.0)
+    for kind, data in news:
+        state = observe(state, Event(250.0, kind, 0, data))
+    (end,), _ = decide(300.0, state, Policy())
     assert isinstance(end, EndRun)
     return end
 
 
-@pytest.mark.parametrize("failure", [K.RANK_FAILED, K.AGENT_LOST, K.STEP_EXITED])
-def test_a_run_whose_last_checkpoint_broke_off_does_not_end_well(failure: Kind) -> None:
-    end = ended_after_its_peer((K.COMMIT, {"step": 99}), (K.PHASE, {}), (failure, {}))
+@pytest.mark.parametrize("failure", [FAILS, (K.AGENT_LOST, {"host": "a"}), (K.STEP_EXITED, {"code": 1})])
+def test_a_run_whose_last_checkpoint_broke_off_does_not_end_well(failure: News) -> None:
+    end = ended_after_its_peer(COMMITTED, WRITES, failure, *GIVEN_UP)
     assert end.code == EXIT_FAILED
     assert end.why == "1 of 2 replicas finished, but replica 0 failed while it wrote the last checkpoint"
+
+
+def test_nor_when_the_replica_was_started_again_and_found_nothing_left_to_train() -> None:
+    again = ((K.CLEARING, {}), (K.AGENT_CLEARED, {"index": 0, "port": 1}), (K.RANKS_STARTED, {"attempt": 4}))
+    end = ended_after_its_peer(COMMITTED, WRITES, FAILS, *again, (K.RANK_DONE, {"rank": 0}), (K.STEP_EXITED, {}))
+    assert (end.code, end.why[:24]) == (EXIT_FAILED, "2 of 2 replicas finished")
 
 
 @pytest.mark.parametrize(
     "news",
     [
-        ((K.COMMIT, {"step": 99}), (K.RANK_FAILED, {})),  # it wrote nothing
-        ((K.COMMIT, {"step": 99}), (K.PHASE, {}), (K.PHASE, {"phase": "train"}), (K.RANK_FAILED, {})),
-        ((K.COMMIT, {"step": 50}), (K.PHASE, {}), (K.RANK_FAILED, {})),  # an earlier one: its peers went on
-        ((K.COMMIT, {"step": 99}), (K.PHASE, {})),  # it was stopped, and did not fail
+        (COMMITTED, FAILS),  # it wrote nothing
+        (COMMITTED, WRITES, GOES_ON, FAILS),
+        (COMMITTED, WRITES),  # it was stopped, and did not fail
+        ((K.COMMIT, {"step": 50, "committed": True}), WRITES, FAILS),  # its peers went on, and wrote others
     ],
 )
-def test_a_run_ends_well_when_no_last_checkpoint_was_lost(news: tuple[tuple[Kind, dict[str, Any]], ...]) -> None:
-    assert ended_after_its_peer(*news).code == EXIT_DONE
+def test_a_run_ends_well_when_no_last_checkpoint_was_lost(news: tuple[News, ...]) -> None:
+    assert ended_after_its_peer(*news, *GIVEN_UP).code == EXIT_DONE
 
 
-def test_what_an_attempt_said_and_how_it_failed_is_forgotten_with_the_next() -> None:
-    again = after(in_state(S.READY, phases={0: "checkpoint"}, attempt_failed=True), K.RANKS_STARTED)
-    assert (again.phases, again.attempt_failed) == ({}, False)
+def test_a_checkpoint_that_broke_off_is_forgotten_when_one_is_written_to_its_end() -> None:
+    state = RunState((replace(in_state(S.TRAINING), ranks_per_host=2), replace(in_state(S.TRAINING), id=1)))
+    state = fold_on(state, (1, WRITES), (1, COMMITTED), (1, FAILS))
+    assert state.broken_off == (1, 99)
+    other_rank = (K.PHASE, {**WRITES[1], "rank": 1})
+    state = fold_on(state, (1, GOES_ON), (0, WRITES), (0, other_rank), (0, GOES_ON))
+    assert state.broken_off == (1, 99)  # late news of the dead, and one of two ranks
+    assert fold_on(state, (0, (K.PHASE, {**GOES_ON[1], "rank": 1}))).broken_off is None
+
+
+def fold_on(state: RunState, *news: tuple[int, News]) -> RunState:
+    for replica, (kind, data) in news:
+        state = observe(state, Event(250.0, kind, replica, data))
+    return state
 
 
 def test_without_a_quorum_nobody_is_left_behind() -> None:

@@ -83,7 +83,9 @@ class Policy:
     When the first replica has finished, the others have `finish_grace` to finish too.
     Agents that hear no controller for `head_timeout`, and see its lease not renewed for as long, choose a new
     head among them. An agent that finds no controller for `orphan_timeout` ends its ranks and itself, and
-    releases the allocation.
+    releases the allocation. Other hosts try to bring up a head within seconds, so by then something is wrong that
+    none of them can mend; but a shared file system may be away for minutes, and with it whoever writes there, while
+    the ranks train on.
     A replica that trained hangs when it has stood still for `hang_after` at least (see controller/pace.py);
     0 turns that off.
     With `requeue` a Slurm job that ends for its time limit or a preemption is put back into the queue.
@@ -104,7 +106,7 @@ class Policy:
     agent_timeout: float = 10.0
     finish_grace: float = 60.0
     head_timeout: float = 10.0
-    orphan_timeout: float = 120.0
+    orphan_timeout: float = 900.0
     hang_after: float = 300.0
     requeue: bool = True
     lighthouse: Lighthouse = Lighthouse()

@@ -45,7 +45,9 @@ def _checked_kinds(ctx: click.Context, param: click.Parameter, values: tuple[str
 
 def _fault_list() -> str:
     rows = [
-        f"  {'exit:N' if name == 'exit' else name:<13} {fault.target}: {fault.what}" for name, fault in FAULTS.items()
+        f"  {'exit:N' if name == 'exit' else name:<13} {fault.target}: {fault.what}"
+        + (f" ({fault.lasts:g} s)" if fault.lasts else "")
+        for name, fault in FAULTS.items()
     ]
     return "\b\nKinds, what each strikes, and how:\n" + "\n".join(rows)
 
@@ -62,13 +64,19 @@ def _fault_list() -> str:
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="The rank in it. A fault of a host strikes the host of this rank.")  # fmt: skip
 @click.option("--kind", "kinds", callback=_checked_kinds, multiple=True, metavar="KIND",
-              help="What happens; see the list. Again and again with --every: one of those given.")  # fmt: skip
+              help="What happens; see the list. With --every one of those given, or of all that need no spare, "
+              "no Slurm and no memory limit.")  # fmt: skip
 @click.option("--at-step", type=click.IntRange(min=0), metavar="N", help="Wait for this training step of the replica.")
 @click.option(
     "--wait", type=click.FloatRange(min=0), metavar="S",
     help=f"Wait up to S seconds for the run and the step.  [default: {WAIT_SECONDS:g} with --at-step, else 0]",
 )  # fmt: skip
-@click.option("--seconds", callback=_duration, metavar="T", help="How long a fault lasts that ends by itself.")
+@click.option(
+    "--seconds",
+    callback=_duration,
+    metavar="T",
+    help="How long a fault lasts that ends by itself.  [default: see the list]",
+)
 @click.option("--every", callback=_duration, metavar="T", help="Strike again and again, on average every T.")
 @click.option("--for", "duration", callback=_duration, metavar="T", default="10m", show_default=True,
               help="End a campaign (--every) after T.")  # fmt: skip

@@ -32,9 +32,9 @@ def page(name: str, command: click.Command) -> str:
     """The page of one command; `name` may be `group verb`."""
     title = f"slurm-ft-{name.replace(' ', '-')}"
     about = tree.paragraphs(command)
-    line = COMMANDS[name][1] if name in COMMANDS else about[0]
+    line = COMMANDS[name][1] if name in COMMANDS else about[0][0]
     lines = [*_head(title, line), ".SH SYNOPSIS", f".B {text(tree.synopsis(name, command))}"]
-    lines += [".SH DESCRIPTION", *(part for words in about for part in (".PP", text(words)))]
+    lines += [".SH DESCRIPTION", *(part for words in about for part in _paragraph(words))]
     if found := tree.options(command):
         lines += [".SH OPTIONS", *_options(found)]
     if shown := tree.examples(command):
@@ -80,6 +80,10 @@ def _head(title: str, line: str) -> list[str]:
         ".SH NAME",
         f"{text(title)} \\- {text(line)}",
     ]
+
+
+def _paragraph(lines: list[str]) -> list[str]:
+    return [".PP", ".nf", *map(text, lines), ".fi"] if len(lines) > 1 else [".PP", *map(text, lines)]
 
 
 def _options(found: Iterable[click.Option]) -> list[str]:

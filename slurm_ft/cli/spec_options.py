@@ -23,9 +23,8 @@ from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS = Policy()
-ORPHAN_TIMEOUT_IN_A_JOB = 900.0
-"""In a job. Other hosts try to bring up a head within seconds, so by then something is wrong that none of them can
-mend; but a shared file system may be away for minutes, and with it whoever writes there, while the ranks train on."""
+ORPHAN_TIMEOUT_HERE = 120.0
+"""On one machine there is nobody else to bring up a head, and no shared file system to wait for."""
 
 _OPTIONS = (
     click.option("--name", help="The run's name.  [default: the program's]"),
@@ -100,7 +99,7 @@ def make_spec(options: Mapping[str, Any], cluster: str, replicas: int, ranks_per
         hang_after=options["hang_after"],
         save_within=options["save_within"],
         requeue=options["requeue"],
-        orphan_timeout=_DEFAULTS.orphan_timeout if cluster == "local" else ORPHAN_TIMEOUT_IN_A_JOB,
+        orphan_timeout=ORPHAN_TIMEOUT_HERE if cluster == "local" else _DEFAULTS.orphan_timeout,
     )
     return RunSpec(
         name=options["name"] or default_name(command),

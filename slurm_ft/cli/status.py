@@ -22,7 +22,12 @@ HISTORY = 10
 @common.run_argument
 @click.argument("replicas", required=False, metavar="[REPLICAS]")
 @click.option("-f", "--follow", "following", is_flag=True, help="Keep showing the run until it ends.")
-@click.option("--format", "columns", metavar="COL,...", help="Columns to show; +COL,... adds to the usual ones.")
+@click.option(
+    "--format",
+    "columns",
+    metavar="COL,...",
+    help="Columns to show; +COL,... adds TOKENS, PHASE, QUORUM or TIME to the usual ones.",
+)
 @click.option("--noheader", is_flag=True, help="Print neither the line about the run nor the column names.")
 @common.json_option
 @click.pass_context

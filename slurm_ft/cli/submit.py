@@ -47,7 +47,7 @@ class SubmitCommand(Configured):
     type=click.Choice(["auto", "slurm", "local"]),
     default="auto",
     show_default=True,
-    help="auto is Slurm where sbatch is found.",
+    help="auto is Slurm, and an error where there is no sbatch.",
 )
 @spec_options
 @click.option("--time", "time_limit", help="The job's time limit, as sbatch takes it.")

@@ -58,9 +58,14 @@ def option_help(item: click.Option) -> tuple[str, str]:
     return words.strip(), _default_word(item) if shown else ""
 
 
-def paragraphs(command: click.Command) -> list[str]:
-    """The help, each paragraph in one line."""
-    return [" ".join(text.split()) for text in inspect.cleandoc(command.help or "").split("\n\n")]
+def paragraphs(command: click.Command) -> list[list[str]]:
+    """The help: each paragraph in one line, and one that click is to leave as it is (it begins with \b) in its own."""
+    return [_lines(text) for text in inspect.cleandoc(command.help or "").split("\n\n")]
+
+
+def _lines(paragraph: str) -> list[str]:
+    first, *rest = paragraph.splitlines() or [""]
+    return rest if first == "\b" else [" ".join(paragraph.split())]
 
 
 def examples(command: click.Command) -> list[str]:

@@ -122,10 +122,10 @@ def test_commits_are_counted_when_they_succeed() -> None:
     assert (page.committed, page.step, page.loss) == (2, 3, 0.5)
 
 
-def test_a_new_attempt_keeps_what_was_reached_and_forgets_the_phase() -> None:
+def test_a_new_attempt_keeps_what_was_reached_and_forgets_who_it_was_in_quorums() -> None:
     book = Book()
     book.progress(0, {"step": 3, "loss": 0.5})
-    book.page(0).phase = "train"
+    book.page(0).member = "replica_0"
     book.started(0, 2)
     page = book.page(0)
-    assert (page.attempt, page.step, page.phase) == (2, 3, None)
+    assert (page.attempt, page.step, page.member) == (2, 3, None)

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ft import timeouts
-from slurm_ft.cli.spec_options import ORPHAN_TIMEOUT_IN_A_JOB
 from slurm_ft.spec import Lighthouse, Policy
 from slurm_ft.train import survivors
 
-IN_A_JOB = Policy(orphan_timeout=ORPHAN_TIMEOUT_IN_A_JOB)
+IN_A_JOB = Policy()
 NAMES = ["heartbeat", "join", "connect", "process group", "vote", "hang", "quorum", "step"]
 
 

@@ -270,6 +270,7 @@ def _with_failure(r: Replica, failure: Failure) -> Replica:
         streak=r.streak + 1,
         suspects=silent,
         agents={},
+        phases={},
     )
 
 
@@ -309,6 +310,11 @@ def _clearing(r: Replica, e: Event) -> Replica:
     return r.to(State.CLEARING, e.t, agents={})
 
 
+def _cleared_already(r: Replica, e: Event) -> Replica:
+    """Our predecessor had it cleared, and died before it could write that down."""
+    return _agent_cleared(_clearing(r, e), e)
+
+
 def _agent_cleared(r: Replica, e: Event) -> Replica:
     r = replace(r, agents={**r.agents, int(e.data["index"]): int(e.data["port"])})
     return r.to(State.READY, e.t) if r.complete else r
@@ -336,7 +342,10 @@ def _host_replaced(r: Replica, e: Event) -> Replica:
 
 
 def _unparked(r: Replica, e: Event) -> Replica:
-    return _host_replaced(r, e).to(State.PENDING, e.t, why="")
+    """It goes on when none of its hosts is missing any more."""
+    missing = tuple(host for host in r.suspects if host != e.data["bad"])
+    replaced = replace(_host_replaced(r, e), suspects=missing)
+    return replaced if missing else replaced.to(State.PENDING, e.t, why="")
 
 
 def _launch_failed(r: Replica, e: Event) -> Replica:
@@ -419,6 +428,7 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
     },
     State.BROKEN: {
         Kind.CLEARING: _clearing,
+        Kind.AGENT_CLEARED: _cleared_already,
         Kind.AGENT_LOST: _agent_lost,
         Kind.STEP_EXITED: _step_gone_after_failure,
         **_END,
@@ -483,14 +493,19 @@ def observe(state: RunState, event: Event) -> RunState:
         return state.with_replica(replace(replica, committed=step)) if known else state
     if kind is Kind.PHASE:
         return _said(state, replica, int(data.get("rank", 0)), str(data.get("phase", "")))
+    if kind is Kind.RANK_DONE:
+        state = _said(state, replica, int(data["rank"]), "")
+        replica = state.replicas[event.replica]
     handler = TRANSITIONS[replica.state].get(kind)
     if handler is None:
         return state
     after = state.with_replica(handler(replica, event))
-    if after.replicas[event.replica].failure is not replica.failure:
+    failed = after.replicas[event.replica].failure is not replica.failure
+    stopped = kind is Kind.STEP_ENDING and replica.state in RANKS_RUN
+    if (failed or stopped) and replica.writing and replica.committed is not None:
+        after = replace(after, broken_off=(replica.id, replica.committed))
+    if failed:
         after = replace(after, marks=(*state.marks, _mark(replica, event))[-sameness.KEPT :])
-        if replica.writing and replica.committed is not None:
-            after = replace(after, broken_off=(replica.id, replica.committed))
     if kind is Kind.RANK_DONE and state.stop and state.save and state.save.asked(replica.id, replica.attempt):
         return replace(after, left=state.left | {replica.id})
     if kind is Kind.HOST_REPLACED:
@@ -507,9 +522,9 @@ def observe(state: RunState, event: Event) -> RunState:
 
 
 def _said(state: RunState, before: Replica, rank: int, phase: str) -> RunState:
-    """A rank says what it does."""
+    """A rank says what it does; '' when it has ended well."""
     replica = replace(before, phases={**before.phases, rank: phase})
-    written = before.writing and not replica.writing and before.state in RANKS_RUN
+    written = before.writing and not replica.writing and before.state in RANKS_RUN | {State.ENDING}
     return replace(state.with_replica(replica), broken_off=None if written else state.broken_off)
 
 

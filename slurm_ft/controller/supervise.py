@@ -140,7 +140,7 @@ def decide(now: float, state: RunState, policy: Policy) -> tuple[list[Action], d
         if action is not None:
             actions.append(action)
         if isinstance(action, TakeSpare):
-            spares = spares[1:]
+            spares = tuple(host for host in spares if host != action.spare)
     if all(r.state in FINAL for r in state.replicas):
         actions.append(_verdict(state, policy))
     return actions, reasons
@@ -208,7 +208,9 @@ def _may_park(r: Replica, state: RunState, policy: Policy) -> bool:
 
 def _parked(r: Replica, state: RunState, policy: Policy) -> Choice:
     if state.spares and r.suspects:
-        return TakeSpare(r.id, r.suspects[0], state.spares[0]), f"the spare {state.spares[0]} takes its place"
+        spare = next((host for host in state.spares if host in r.suspects), state.spares[0])
+        bad = spare if spare in r.suspects else r.suspects[0]
+        return TakeSpare(r.id, bad, spare), f"the spare {spare} takes the place of {bad}"
     if not _may_park(r, state, policy):
         return EndStep(r.id, State.FAILED, f"{r.why}; its host did not come back", policy.kill_grace), r.why
     return None, f"{r.why}; there is no spare, so it waits for {', '.join(r.suspects)}, and the others go on"
@@ -350,9 +352,8 @@ def _verdict(state: RunState, policy: Policy) -> EndRun:
     failed = [r for r in state.replicas if r.state is State.FAILED]
     why = f"{len(done)} of {len(state.replicas)} replicas finished"
     if done and state.collective and state.broken_off and state.broken_off[1] >= _finished_step(state) - 1:
-        return EndRun(
-            EXIT_FAILED, f"{why}, but replica {state.broken_off[0]} failed while it wrote the last checkpoint"
-        )
+        why += f", but replica {state.broken_off[0]} did not write the last checkpoint to its end"
+        return EndRun(state.stop_code if state.stop else EXIT_FAILED, why)
     # In a torchft run the replicas train one model: when one has finished, the training is finished.
     if len(done) == len(state.replicas) or (done and state.collective):
         return EndRun(EXIT_DONE, why)
@@ -361,10 +362,10 @@ def _verdict(state: RunState, policy: Policy) -> EndRun:
     again = _again_and_again(state, policy)
     if again:
         return EndRun(EXIT_PERMANENT, again)
-    if done and not failed:
-        return EndRun(EXIT_DONE, why)
+    if not failed:  # those that waited for hosts were too many
+        return EndRun(EXIT_FAILED, next((r.why for r in state.replicas if r.why), why))
+    if any(r.ever_joined for r in failed):
+        return EndRun(EXIT_FAILED, f"{len(failed)} of {len(state.replicas)} replicas failed")
     if all(r.failure is not None and r.failure.launch for r in failed):
         return EndRun(EXIT_LAUNCH, "no step could be started")
-    if not any(r.ever_joined for r in failed):
-        return EndRun(EXIT_PERMANENT, "it failed again and again without any progress")
-    return EndRun(EXIT_FAILED, f"{len(failed)} of {len(state.replicas)} replicas failed")
+    return EndRun(EXIT_PERMANENT, "it failed again and again without any progress")

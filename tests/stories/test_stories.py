@@ -164,7 +164,7 @@ STORIES = {
         policy=Policy(step=Budget(1, 1800.0), backoff=0.0),
         history="up 0; exit 0; refused 0",
         effects="launch 0.1; start 0.1; launch 0.2",
-        ends=97,
+        ends=1,
     ),
     "Slurm is away when the run begins": Story(
         history="away 0; wait 2.1; up 0; done 0; exit 0",

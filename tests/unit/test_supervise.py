@@ -22,7 +22,17 @@ from slurm_ft.controller.state import (
     fold,
     observe,
 )
-from slurm_ft.controller.supervise import ClearRanks, EndRun, EndStep, LaunchStep, StartRanks, decide, due, used
+from slurm_ft.controller.supervise import (
+    ClearRanks,
+    EndRun,
+    EndStep,
+    LaunchStep,
+    StartRanks,
+    TakeSpare,
+    decide,
+    due,
+    used,
+)
 from slurm_ft.errors import EXIT_DONE, EXIT_FAILED
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Budget, Policy
@@ -75,7 +85,10 @@ TABLE = {
         K.RANK_FAILED: S.BROKEN, K.RANK_DONE: S.FINISHED, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING,
         K.STEP_ENDING: S.ENDING,
     },
-    S.BROKEN: {K.CLEARING: S.CLEARING, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
+    S.BROKEN: {
+        K.CLEARING: S.CLEARING, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
+        K.AGENT_CLEARED: S.READY,  # told to a controller that died before it could write it down
+    },
     S.CLEARING: {
         K.AGENT_CLEARED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
         K.HOST_UNFIT: S.LOST,
@@ -352,7 +365,8 @@ COMMITTED: News = (K.COMMIT, {"attempt": 3, "step": 99, "committed": True})
 WRITES: News = (K.PHASE, {"attempt": 3, "phase": "checkpoint"})
 GOES_ON: News = (K.PHASE, {"attempt": 3, "phase": "train"})
 FAILS: News = (K.RANK_FAILED, {"attempt": 3})
-GIVEN_UP: tuple[News, ...] = ((K.STEP_ENDING, {"then": "STOPPED", "why": "it is late"}), (K.STEP_EXITED, {}))
+ENDS: News = (K.STEP_ENDING, {"then": "STOPPED", "why": "it is late"})
+GIVEN_UP: tuple[News, ...] = (ENDS, (K.STEP_EXITED, {}))
 
 
 def ended_after_its_peer(*news: News) -> EndRun:
@@ -370,7 +384,7 @@ def ended_after_its_peer(*news: News) -> EndRun:
 def test_a_run_whose_last_checkpoint_broke_off_does_not_end_well(failure: News) -> None:
     end = ended_after_its_peer(COMMITTED, WRITES, failure, *GIVEN_UP)
     assert end.code == EXIT_FAILED
-    assert end.why == "1 of 2 replicas finished, but replica 0 failed while it wrote the last checkpoint"
+    assert end.why == "1 of 2 replicas finished, but replica 0 did not write the last checkpoint to its end"
 
 
 def test_nor_when_the_replica_was_started_again_and_found_nothing_left_to_train() -> None:
@@ -384,12 +398,25 @@ def test_nor_when_the_replica_was_started_again_and_found_nothing_left_to_train(
     [
         (COMMITTED, FAILS),  # it wrote nothing
         (COMMITTED, WRITES, GOES_ON, FAILS),
-        (COMMITTED, WRITES),  # it was stopped, and did not fail
+        (COMMITTED, WRITES, ENDS, GOES_ON),  # it was told to end, and wrote on to the end
+        (COMMITTED, WRITES, (K.RANK_DONE, {"attempt": 3, "rank": 0})),  # it said no more, and ended well
         ((K.COMMIT, {"step": 50, "committed": True}), WRITES, FAILS),  # its peers went on, and wrote others
     ],
 )
 def test_a_run_ends_well_when_no_last_checkpoint_was_lost(news: tuple[News, ...]) -> None:
     assert ended_after_its_peer(*news, *GIVEN_UP).code == EXIT_DONE
+
+
+def test_a_stop_that_falls_into_the_last_checkpoint_is_a_stop() -> None:
+    stop = (K.STOP_REQUESTED, {"why": "the time limit is near", "code": 75})
+    assert ended_after_its_peer(COMMITTED, WRITES, stop, *GIVEN_UP).code == 75
+
+
+def test_a_launch_that_fails_later_does_not_break_the_checkpoint_off_once_more() -> None:
+    state = RunState((in_state(S.TRAINING), replace(in_state(S.TRAINING), id=1)))
+    state = fold_on(state, (0, COMMITTED), (0, WRITES), (0, (K.STEP_EXITED, {"code": 1})), (1, WRITES), (1, GOES_ON))
+    launched = (K.STEP_LAUNCHED, {"step": 3, "pid": 5})
+    assert fold_on(state, (0, launched), (0, (K.STEP_EXITED, {"step": 3, "code": 1}))).broken_off is None
 
 
 def test_a_checkpoint_that_broke_off_is_forgotten_when_one_is_written_to_its_end() -> None:
@@ -408,6 +435,18 @@ def fold_on(state: RunState, *news: tuple[int, News]) -> RunState:
     return state
 
 
+def test_a_replica_that_waits_for_two_hosts_goes_on_when_it_has_both() -> None:
+    missing = replace(in_state(S.PENDING, suspects=("a", "b"), failure=CRASH), hosts=("a", "b", "c"))
+    state = RunState((missing, replace(in_state(S.TRAINING), id=1, hosts=("d",))))
+    state = observe(state, Event(1.0, K.PARKED, 0, {"why": "x"}))
+    for host, then in (("b", S.PARKED), ("a", S.PENDING)):
+        state = observe(state, Event(2.0, K.HOST_RETURNED, None, {"host": host}))
+        (take,) = [action for action in decide(3.0, state, Policy())[0] if isinstance(action, TakeSpare)]
+        assert (take.bad, take.spare) == (host, host)
+        state = observe(state, Event(4.0, K.HOST_REPLACED, 0, {"bad": take.bad, "spare": take.spare}))
+        assert (state.replicas[0].state, state.replicas[0].hosts, state.spares) == (then, ("a", "b", "c"), ())
+
+
 def test_without_a_quorum_nobody_is_left_behind() -> None:
     assert choice(in_state(S.TRAINING), now=1e6, collective=False, first_done=1.0)[0] is None
 
@@ -417,6 +456,7 @@ def test_without_a_quorum_nobody_is_left_behind() -> None:
 NEVER_UP = in_state(S.FAILED, failure=replace(CRASH, launch=True))
 NO_PROGRESS = in_state(S.FAILED, failure=CRASH)
 HAD_TRAINED = in_state(S.FAILED, failure=CRASH, ever_joined=True)
+COULD_NOT_COME_BACK = in_state(S.FAILED, failure=replace(CRASH, launch=True), ever_joined=True)
 DONE, STOPPED = in_state(S.DONE), in_state(S.STOPPED)
 
 
@@ -425,7 +465,8 @@ DONE, STOPPED = in_state(S.DONE), in_state(S.STOPPED)
     [
         ([DONE, DONE], 2, 0, 0),
         ([DONE, HAD_TRAINED], 1, 0, 1),  # they trained each for itself, and one failed
-        ([DONE, STOPPED], 2, 0, 0),  # left behind by a peer that finished the training
+        ([DONE, STOPPED], 2, 0, 1),  # it waited for a host, in vain
+        ([STOPPED, STOPPED], 2, 0, 1),  # both did
         ([DONE, HAD_TRAINED], 2, 0, 1),
         ([HAD_TRAINED, NO_PROGRESS], 1, 0, 1),
         ([HAD_TRAINED, STOPPED], 2, 0, 1),
@@ -433,6 +474,7 @@ DONE, STOPPED = in_state(S.DONE), in_state(S.STOPPED)
         ([NO_PROGRESS, NEVER_UP], 1, 0, 93),
         ([NEVER_UP, NEVER_UP], 1, 0, 97),
         ([NEVER_UP, HAD_TRAINED], 1, 0, 1),
+        ([COULD_NOT_COME_BACK], 1, 0, 1),  # it had trained, and then its host died
         ([STOPPED, STOPPED], 1, 143, 143),
         ([STOPPED, NO_PROGRESS], 1, 75, 75),
         ([DONE, DONE], 2, 143, 0),

@@ -87,7 +87,7 @@ class Agent:
         self._platform = ""  # of this host's GPUs: rocm, cuda, or nothing
         self._gpus: list[str] = []  # those that the step sees, by bus id: indexes mean something else on each host
         self._attempt = 0
-        self._cleared = 0
+        self._cleared = self._to_clear = 0
         self._injected: set[int] = set()  # ranks of this attempt that were hurt on purpose
         self._outbox = Outbox(self._client.send)
         self._observed = Observed(0, self._tell)
@@ -332,7 +332,7 @@ class Agent:
         if words:
             print(f"slurm-ft agent: before attempt {attempt}: {words}", file=sys.stderr)
         self._oom.begin()
-        if attempt == self._attempt and self._cleared < attempt:
+        if attempt == self._attempt and self._to_clear < attempt:
             self._ranks.start(plans)
         self._begun.set()
 
@@ -396,13 +396,14 @@ class Agent:
         )
 
     async def _clear(self, attempt: int, grace: float, stacks: bool) -> None:
-        """End what is left of an attempt. One that comes late, because a restarted controller has said it twice,
-        must not end the ranks of the next attempt."""
+        """End what is left of an attempt, and start no more of it. One that comes late, because a restarted
+        controller has said it twice, must not end the ranks of the next attempt."""
+        self._to_clear = max(self._to_clear, attempt)
         if stacks and attempt == self._attempt:
             await self._write_stacks()
+        await self._housekeeping.remember()
         if attempt < self._attempt:
             return
-        await self._housekeeping.remember()
         await self._ranks.clear(grace)
         left = await self._housekeeping.sweep(attempt + 1)
         if not await self._fit():

@@ -9,6 +9,7 @@ idle hosts help nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from slurm_ft.spec import RunSpec
 LOOK_INTERVAL = 0.5
 LOOK_AFTER = 2.0
 """Seconds of silence after which the lease is looked at: two of the controller's answers are missing."""
+LOOK_AGAIN = 0.1
 STARTS_WITHIN = 30.0
 """Seconds for a new head to take over the claim that was made for it."""
 
@@ -121,14 +123,23 @@ class Successor:
         return head_argv(self._host, epoch, allocation, argv), step_environment(os.environ, str(self._paths.root))
 
     async def _is_up(self, claim: Claim, process: subprocess.Popen[bytes]) -> bool:
-        """Has the head that we have started taken our claim over?"""
+        """Has the head that we have started taken our claim over? Until then the claim is renewed: a head that
+        is slow to start is not deposed by the next agent."""
         give_up = time.monotonic() + STARTS_WITHIN
+        renewed = time.monotonic()
         while process.poll() is None and time.monotonic() < give_up:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(LOOK_AGAIN)
             seen = await asyncio.to_thread(self._newest)
             if seen is not None and (seen.epoch, seen.pid) != (claim.epoch, claim.pid):
                 return seen.epoch == claim.epoch
+            if seen is not None and time.monotonic() - renewed >= leases.RENEW:
+                renewed = time.monotonic()
+                await asyncio.to_thread(self._renew, seen)
         return False
+
+    def _renew(self, claim: Claim) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(leases.Lease(self._paths.lease, claim)) as lease:
+            lease.renew()
 
     async def give_up(self) -> None:
         """Nobody has brought a head up: write down that the run ends, and release its allocation, once."""

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from slurm_ft import lease as leases
 from slurm_ft.agent.process import die_with_parent
@@ -44,6 +45,7 @@ from slurm_ft.errors import (
     RunFailed,
     RunFolderError,
     SlurmFTError,
+    TryAgain,
     UsageError,
 )
 from slurm_ft.launch import local
@@ -61,7 +63,10 @@ LEAVES_WITHIN = 5.0
 """Seconds that a deposed head gives its controller to find out by itself."""
 MOST_CRASHES = 5
 CRASH_WINDOW = 300.0
+ASK_AGAIN = 30.0
+"""Seconds until Slurm is asked once more how much time the job has."""
 WarnIn = Callable[[], float | None]
+"""Gives seconds; None for never. Raises TryAgain when Slurm does not answer."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +155,10 @@ class Head:
     def __init__(self, paths: RunPaths, spec: RunSpec, place: Place, lease: Lease, warn_in: WarnIn) -> None:
         self._paths, self._lease, self._warn_in = paths, lease, warn_in
         self._controller = Child(partial(_controller_argv, paths, place, lease.epoch), paths.controller_log)
-        self._lighthouse = Child(partial(_lighthouse_argv, paths, spec, place), paths.head_log)
+        self._lighthouse = Child(lambda: _lighthouse_argv(paths, spec, place, self._last_port), paths.head_log)
         self._with_lighthouse = lighthouse.extension_path() is not None
         self._lighthouse_address = ""
+        self._last_port = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._asked = 0
 
@@ -163,11 +169,12 @@ class Head:
             loop.add_signal_handler(number, self._pass_on, number)
         try:
             self._tasks += [asyncio.ensure_future(work) for work in (self._keep_office(), self._set_alarm())]
-            self._paths.lighthouse.unlink(missing_ok=True)
             if self._with_lighthouse:
-                self._start(self._lighthouse)
+                self._start_lighthouse()
                 await self._address()
                 self._tasks.append(asyncio.ensure_future(self._keep_lighthouse()))
+            else:
+                self._paths.lighthouse.unlink(missing_ok=True)
             return await self._keep_controller()
         finally:
             for task in self._tasks:
@@ -177,7 +184,12 @@ class Head:
                 await self._lighthouse.wait()
 
     async def _set_alarm(self) -> None:
-        seconds = await asyncio.to_thread(self._warn_in)
+        while True:
+            try:
+                seconds = await asyncio.to_thread(self._warn_in)
+                break
+            except TryAgain:
+                await asyncio.sleep(ASK_AGAIN)
         if seconds is not None:
             await asyncio.sleep(seconds)
             self._pass_on(signal.SIGUSR2)
@@ -188,10 +200,22 @@ class Head:
 
     def _start(self, child: Child) -> None:
         """Start a child, if we still are who looks after the run."""
+        self._check_lease()
+        child.start()
+
+    def _check_lease(self) -> None:
         with contextlib.suppress(OSError):
             if self._lease.deposed_by():
                 raise Deposed
-        child.start()
+
+    def _start_lighthouse(self) -> None:
+        """Nobody finds a Lighthouse until this one says where it is: not the last one's address, which may be
+        somebody else's by now, and not that of a head whose end has come."""
+        self._check_lease()
+        self._last_port = urlsplit(self._lighthouse_address).port or 0
+        self._lighthouse_address = ""
+        write_atomic(self._paths.lighthouse, "", 0o600)
+        self._lighthouse.start()
 
     async def _keep_office(self) -> None:
         """Renew the lease until there is a controller, which does so from then on; end the controller when we
@@ -210,9 +234,9 @@ class Head:
             return True
         if self._controller.watched is None:
             self._lease.renew()
-        found = self._paths.lighthouse.read_text()
-        if self._lighthouse_address and found and found != self._lighthouse_address:
-            write_atomic(self._paths.lighthouse, self._lighthouse_address, 0o600)
+        address = self._lighthouse_address
+        if address and _read(self._paths.lighthouse) not in ("", address):
+            write_atomic(self._paths.lighthouse, address, 0o600)
         return False
 
     async def _address(self) -> None:
@@ -224,7 +248,6 @@ class Head:
 
     async def _learn_address(self) -> None:
         """Wait until our Lighthouse says where it is, or has ended. It may be elsewhere each time."""
-        self._lighthouse_address = ""
         while not self._lighthouse.ended and not self._lighthouse_address:
             with contextlib.suppress(OSError):
                 self._lighthouse_address = self._paths.lighthouse.read_text()
@@ -238,9 +261,8 @@ class Head:
             if not served and not self._lighthouse.may_start_again():
                 print("slurm-ft: the Lighthouse dies again and again", file=sys.stderr)
                 await asyncio.sleep(LIGHTHOUSE_PAUSE)
-            self._lighthouse_address = ""
             try:
-                self._start(self._lighthouse)
+                self._start_lighthouse()
             except Deposed:
                 return
             await self._learn_address()
@@ -271,7 +293,15 @@ def _controller_argv(paths: RunPaths, place: Place, epoch: int) -> list[str]:
     ]
 
 
-def _lighthouse_argv(paths: RunPaths, spec: RunSpec, place: Place) -> list[str]:
+def _read(file: Path) -> str | None:
+    """The text of a file; None where there is none. Raises OSError."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _lighthouse_argv(paths: RunPaths, spec: RunSpec, place: Place, last_port: int) -> list[str]:
     options = spec.policy.lighthouse
     address = f"[{place.address}]" if ":" in place.address else place.address
     return [
@@ -279,6 +309,7 @@ def _lighthouse_argv(paths: RunPaths, spec: RunSpec, place: Place) -> list[str]:
         "-m",
         "slurm_ft.controller.lighthouse",
         f"--host={address}",
+        f"--port={last_port}",
         f"--address-file={paths.lighthouse}",
         f"--events={paths.events}",
         f"--min-replicas={spec.policy.min_replicas}",

@@ -1,8 +1,7 @@
 """torchft's Lighthouse as a process of its own: `python lighthouse.py --host HOST --address-file FILE ...`.
 
-The address file says where it is; agents read it for each connection. It is empty while a Lighthouse is being
-started again, on the same port if it can be had: nobody may ask the new one before its quorum ids are beyond
-those of the last one (see quorum_ids.py).
+The address file says where it is; agents read it for each connection. The head has emptied it before it starts a
+Lighthouse: nobody may ask the new one before its quorum ids are beyond those of the last one (see quorum_ids.py).
 
 torchft's extension module is loaded by its path, without the package around it: importing `torchft` imports
 torch, which costs seconds and hundreds of megabytes that a quorum server does not need.
@@ -16,7 +15,6 @@ import signal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 from slurm_ft.controller import quorum_ids
 from slurm_ft.paths import write_atomic
@@ -41,15 +39,6 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _take_address(file: Path, host: str) -> int:
-    """The port of the Lighthouse before this one on `host`, or 0. From here on nobody finds a Lighthouse."""
-    if not file.exists():
-        return 0
-    last = urlsplit(file.read_text().strip())
-    write_atomic(file, "", 0o600)
-    return last.port or 0 if last.hostname == host.strip("[]") else 0
-
-
 def _serve(torchft: ModuleType, options: argparse.Namespace, port: int) -> Any:
     return torchft.LighthouseServer(
         bind=f"{options.host}:{port}",
@@ -63,6 +52,7 @@ def _serve(torchft: ModuleType, options: argparse.Namespace, port: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True, help="the address to listen on, which agents connect to")
+    parser.add_argument("--port", type=int, default=0, help="the port to listen on, if it can be had")
     parser.add_argument("--address-file", type=Path, required=True)
     parser.add_argument("--events", type=Path, required=True, help="the run's log, which holds the ids that were seen")
     for name in ("min-replicas", "join-timeout-ms", "quorum-tick-ms", "heartbeat-timeout-ms"):
@@ -74,11 +64,10 @@ def main() -> None:
     # Blocked before the server starts its threads, so that the signal waits for sigwait and ends no thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     torchft = _load(path)
-    last_port = _take_address(options.address_file, options.host)
     try:
-        server = _serve(torchft, options, last_port)
+        server = _serve(torchft, options, options.port)
     except RuntimeError:
-        if not last_port:
+        if not options.port:
             raise
         server = _serve(torchft, options, 0)  # somebody else has the port now
     address = f"http://{options.host}:{server.address().rpartition(':')[2]}"

@@ -13,25 +13,30 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 
+from slurm_ft.controller.comeback import come_back
 from slurm_ft.controller.head import Place, give_back, govern
-from slurm_ft.errors import SlurmFTError
+from slurm_ft.errors import SlurmFTError, TryAgain
 from slurm_ft.launch.session import Session
 from slurm_ft.lease import Deposed, Lease
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.client import JobView, SlurmClient, Unreachable
-from slurm_ft.spec import RunSpec
-from slurm_ft.submit.slurm_job import WARNING_SECONDS
+from slurm_ft.spec import Policy, RunSpec
+from slurm_ft.submit.slurm_job import warning_seconds
 
 BATCH_ENDS_WITHIN = 4.0
 ASK_AGAIN = 30.0
 
 
-def time_until_warning(job_id: str) -> float | None:
-    """Seconds until the run must be warned of the job's time limit; None when there is none, or nobody knows."""
+def time_until_warning(job_id: str, policy: Policy) -> float | None:
+    """Seconds until the run must be warned of the job's time limit; None when there is none. Raises TryAgain when
+    Slurm does not answer."""
     view = SlurmClient().job(job_id)
+    if isinstance(view, Unreachable):
+        raise TryAgain(f"Slurm does not say how much time job {job_id} has: {view.reason}")
     left = view.time_left if isinstance(view, JobView) else None
-    return max(1.0, float(left - WARNING_SECONDS)) if isinstance(left, int) else None
+    return max(1.0, float(left - warning_seconds(policy))) if isinstance(left, int) else None
 
 
 def end_job(job_id: str) -> None:
@@ -66,11 +71,15 @@ def _take_over(paths: RunPaths, epoch: int, host: str, address: str) -> int:
     local = spec.cluster == "local"
     place = Place(session.job_id, session.hosts, host, address)
     try:
-        code = govern(paths, spec, place, lease, lambda: None if local else time_until_warning(session.job_id))
+        warn_in = partial(time_until_warning, session.job_id, spec.policy)
+        code = govern(paths, spec, place, lease, (lambda: None) if local else warn_in)
     except Deposed:
         return 0
     give_back(paths, spec, lease, code)
     if not local:
+        # A job whose batch host is dead cannot be put back, but a chain may have to be cancelled.
+        if words := come_back(paths, session.job_id, code, may_requeue=False):
+            print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
         end_job(session.job_id)
     return code
 

@@ -126,12 +126,12 @@ def test_a_lighthouse_comes_back_on_its_port_or_on_another_where_that_is_taken(t
     events.write_text(Event(1.0, Kind.QUORUM, 0, {"quorum_id": 7}).to_line())
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        address.write_text(f"http://127.0.0.1:{port}\n")
+        address.write_text("")
         if not taken:
             other.close()
-        argv = [PYTHON, "-m", "slurm_ft.controller.lighthouse", "--host=127.0.0.1", f"--address-file={address}",
-                f"--events={events}", "--min-replicas=1", "--join-timeout-ms=5000", "--quorum-tick-ms=10",
-                "--heartbeat-timeout-ms=1000"]  # fmt: skip
+        argv = [PYTHON, "-m", "slurm_ft.controller.lighthouse", "--host=127.0.0.1", f"--port={port}",
+                f"--address-file={address}", f"--events={events}", "--min-replicas=1", "--join-timeout-ms=5000",
+                "--quorum-tick-ms=10", "--heartbeat-timeout-ms=1000"]  # fmt: skip
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

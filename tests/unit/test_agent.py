@@ -245,6 +245,23 @@ def test_a_rank_is_hurt_as_asked_or_it_is_said_why_not(
     with_agent(tmp_path, story)
 
 
+def test_an_attempt_that_is_cleared_before_its_logs_can_be_opened_does_not_start(tmp_path: Path) -> None:
+    log = tmp_path / "run/replicas/1/attempt_1/0.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)  # whoever opens it for writing waits
+
+    async def story(controller: Controller) -> None:
+        controller.start()
+        controller.clear()
+        await controller.said("cleared")
+        reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        controller.inject("kill")  # waits until it is known whether the ranks are to start
+        assert (await controller.said("injected"))["error"] == "rank 0 is not running"
+        os.close(reader)
+
+    with_agent(tmp_path, story)
+
+
 def test_told_to_leave_it_ends_its_ranks_first_and_says_so(tmp_path: Path) -> None:
     async def story(controller: Controller) -> None:
         controller.start()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ft import lease
+from slurm_ft.agent import successor
 from slurm_ft.agent.election import MOST_STAGGER, MOST_TRIES, STAGGER, Election
+from slurm_ft.agent.successor import Successor
 from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.lease import Claim
+from slurm_ft.paths import RunPaths
+from slurm_ft.spec import ReplicaSpec, RunSpec
 
 TIMEOUT = 10.0
 OLD = Claim(1, "node1", beat=7)
@@ -104,3 +112,25 @@ def test_a_controller_that_hears_fewer_than_half_of_its_agents_may_be_the_one_th
     peers.add(b"4", Peer(4, 1, 0, "node6", 50.0))
     assert not peers.most_are_heard(100.0, 4.0, "node1")
     assert peers.most_are_heard(100.0, 4.0, "node6")  # nobody cuts us off from our own host
+
+
+def test_a_claim_is_renewed_while_its_head_starts_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.create()
+    claim = lease.Claim(2, "node2", pid=os.getpid())
+    assert lease.take(paths.lease, claim)
+    beats = list[int]()
+
+    class Starting:
+        def poll(self) -> None:
+            beats.append(lease.read(paths.lease, 2).beat)
+            if len(beats) == 3:
+                lease.Lease(paths.lease, dataclasses.replace(claim, pid=1)).renew()  # the head is there
+
+    monkeypatch.setattr(lease, "RENEW", 0.0)
+    monkeypatch.setattr(successor, "LOOK_AGAIN", 0.0)
+    agent = Successor(paths, RunSpec("r", ReplicaSpec(("true",)), 1), 0, "node2", float, str, print)
+    assert asyncio.run(agent._is_up(claim, Starting()))  # type: ignore[arg-type]
+    assert beats == [0, 1, 2] and lease.read(paths.lease, 2).pid == 1

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_ft import lease
+from slurm_ft.errors import TryAgain
 from slurm_ft.events import Event, Kind
 from slurm_ft.launch.session import Session
 from slurm_ft.observe import report
@@ -13,10 +15,11 @@ from slurm_ft.observe.incidents import HEAD
 from slurm_ft.observe.ledger import Ledger
 from slurm_ft.observe.status import from_ledger
 from slurm_ft.observe.words import Narrator
-from slurm_ft.paths import RunPaths
+from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.slurm.client import Done, JobView, SlurmClient, Unknown, Unreachable
 from slurm_ft.slurm.states import parse_state
 from slurm_ft.slurm.units import NoTime
+from slurm_ft.spec import Policy, ReplicaSpec, RunSpec
 from slurm_ft.submit import takeover
 
 
@@ -31,14 +34,40 @@ def view(left: int | NoTime) -> JobView:
         (view(60), 1.0),
         (view(NoTime.UNLIMITED), None),
         (Unknown("12"), None),
-        (Unreachable("busy"), None),
     ],
 )
 def test_the_warning_before_the_time_limit_is_its_own_alarm(
-    monkeypatch: pytest.MonkeyPatch, answer: JobView | Unknown | Unreachable, seconds: float | None
+    monkeypatch: pytest.MonkeyPatch, answer: JobView | Unknown, seconds: float | None
 ) -> None:
     monkeypatch.setattr(SlurmClient, "job", lambda self, job: answer)
-    assert takeover.time_until_warning("12") == seconds
+    assert takeover.time_until_warning("12", Policy()) == seconds
+
+
+def test_the_alarm_leaves_as_much_time_as_slurm_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlurmClient, "job", lambda self, job: view(1000))
+    assert takeover.time_until_warning("12", Policy(save_within=600.0)) == 1000 - 660
+
+
+def test_a_slurm_that_does_not_answer_is_not_one_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlurmClient, "job", lambda self, job: Unreachable("busy"))
+    with pytest.raises(TryAgain, match="how much time job 12 has: busy"):
+        takeover.time_until_warning("12", Policy())
+
+
+def test_after_a_take_over_the_rest_of_a_chain_is_looked_after_before_the_job_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.create()
+    write_json(paths.spec, RunSpec("r", ReplicaSpec(("true",)), 1, cluster="slurm").to_json())
+    Session("abc", "12", ("node1", "node2")).write(paths)
+    assert lease.take(paths.lease, lease.Claim(2, "node2"))
+    done = list[object]()
+    monkeypatch.setattr(takeover, "govern", lambda *_: 143)
+    monkeypatch.setattr(takeover, "come_back", lambda _, job, code, may_requeue: done.append((job, code, may_requeue)))
+    monkeypatch.setattr(takeover, "end_job", done.append)
+    assert takeover._take_over(paths, 2, "node2", "127.0.0.1") == 143
+    assert done == [("12", 143, False), "12"]
 
 
 def test_the_job_is_ended_as_soon_as_slurm_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,9 +144,11 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         super().start_quorum(*args, **kwargs)
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
-        """As torchft's. Raises RuntimeError when the state is half a peer's and there is no peer to mend it:
-        this rank has to start again."""
-        if getattr(self._checkpoint_transport, "torn", False) and self.errored() is None:
+        """As torchft's. Raises RuntimeError when the state is half a peer's and there is no peer to mend it, or
+        peers want it from here: this rank has to start again."""
+        transport = self._checkpoint_transport
+        asked = getattr(transport, "asked_while_torn", False)
+        if getattr(transport, "torn", False) and (asked or self.errored() is None):
             raise RuntimeError("a transfer broke, the state here is half the peer's, and no peer has it any more")
         self.committed = bool(super().should_commit(timeout=timeout))
         self.syncs += 1

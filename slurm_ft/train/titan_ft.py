@@ -32,6 +32,7 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,12 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         manager = self.manager
         if manager is None:
             return "together"
-        return self._of_rank_0("start", self._look_around)
+        return self.of_rank_0("start", self._look_around)
 
-    def _of_rank_0(self, key: str, find_out: Any) -> str:
+    def of_rank_0(self, key: str, find_out: Callable[[], Any]) -> str:
+        """What rank 0 of the replica finds out, in each of its ranks; without torchft each finds out by itself."""
         manager = self.manager
-        assert manager is not None
-        if self.place.ranks == 1:
+        if manager is None or self.place.ranks == 1:
             return str(find_out())
         if self.place.rank == 0:
             manager._store.set(f"slurm_ft/{key}", str(find_out()))
@@ -163,7 +164,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             view = ft.view_lighthouse(ft.lighthouse_url())
             return view is not None and any(view.members[name] > manager.current_step() for name in view.training)
 
-        return self._of_rank_0("passed", behind) == "True"
+        return self.of_rank_0("passed", behind) == "True"
 
     def _semi_sync(self) -> Any:
         """torchft's context for DiLoCo or local SGD; None in per-step mode or without torchft."""
@@ -227,10 +228,15 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def _resume(self) -> None:
         """Go on from the run's last complete save, if it is newer than what there is."""
-        last, manager = save.last_save(self.place.run), self.manager
-        if manager is None or last is None or not last.path or last.step <= self.step:
+        manager = self.manager
+        if manager is None:
             return
-        state = titan_save.read(Path(last.path), self.place.rank, self.place.ranks)
+        folder = self.of_rank_0(f"resume{manager.syncs}", self._newer_save)
+        if not folder:
+            return
+        state = titan_save.read(Path(folder), self.place.rank, self.place.ranks)
+        self._keeping.kept.begin()
+        self._keeping.pending = False
         for key, load in manager._load_state_dict_fns.items():
             load(state["user"][key])
         manager.load_state_dict(state["torchft"])
@@ -241,6 +247,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self._sync._local_step = self.step % self.interval
         logger.info("resumed from the save of step %d", self.step)
 
+    def _newer_save(self) -> str:
+        """The folder of the newest complete save, if that is of a later step than ours."""
+        last = save.last_save(self.place.run)
+        return last.path if last is not None and last.path and last.step > self.step else ""
+
     def _save_if_asked(self) -> None:
         """After a committed synchronisation: save, if the run was asked to. The replicas are equal, so one writes."""
         manager, saver = self.manager, self._saver
@@ -248,7 +259,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             return
         id = saver.waiting
         if self.place.ranks > 1:
-            id = self._of_rank_0(f"save{manager.syncs}", lambda: saver.waiting)
+            id = self.of_rank_0(f"save{manager.syncs}", lambda: saver.waiting)
         if not id:
             return
         saver.take(id)
@@ -280,12 +291,10 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             except DataloaderExhaustedError:
                 logger.warning("the data ended before step %d", self.step)
                 return
-            if self._settle():
+            if self._settle(late):
                 if self._left_behind(late):
                     logger.info("another replica has finished the run; this one stops at step %d", self.step)
                     return
-                if late and not self._heals():
-                    self._resume()  # all who seemed to be training have begun again too
                 late = False
             self._keeping.settled()
             profiler.step()
@@ -298,7 +307,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         if manager.committed and (not late or manager.heals):
             return False
         steps = self.config.training.steps
-        return self._of_rank_0(f"over{manager.syncs}", lambda: str(is_over(self.place, steps))) == "True"
+        return self.of_rank_0(f"over{manager.syncs}", lambda: str(is_over(self.place, steps))) == "True"
 
     def train_step(self, data_iterator: Any) -> None:
         """One step, its synchronisation included; reports it."""
@@ -340,8 +349,9 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             for _ in range(int(self._sync._fragment_sync_delay) + 1):
                 self._sync._step_post_hook(self.optimizers, (), {})
 
-    def _settle(self) -> bool:
-        """After a step: keep what was committed, go back over what was not. True after a synchronisation."""
+    def _settle(self, late: bool) -> bool:
+        """After a step: keep what was committed, go back over what was not. True after a synchronisation. `late`:
+        it is the first one of a replica that came into a running training."""
         manager = self.manager
         if manager is None:
             self._keep()
@@ -350,7 +360,10 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             return False
         self._syncs_seen = manager.syncs
         if manager.committed:
-            self._align()
+            begun_again = late and not self._heals()
+            self._align(begun_again)
+            if begun_again:
+                self._resume()
             self._committed_step = self.step
         else:
             logger.warning("step %d was not committed; back to step %d", self.step, self._committed_step)
@@ -367,14 +380,16 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self._save_if_asked()
         return True
 
-    def _align(self) -> None:
-        """Count steps as the peers of this commit do: a late joiner of the very first synchronisation has
-        trained fewer, was not healed, and would end later than the others."""
+    def _align(self, begun_again: bool) -> None:
+        """Count steps as the peers of this commit do: one that came late and has found nobody who was ahead of it may
+        have trained fewer since than they, and would end later. Not in that first synchronisation itself: there
+        all who seemed to be training have begun again too, and nobody has trained an interval."""
         assert self.manager is not None
         trained = self.manager.current_step() * self.interval
         alone = self.manager.num_participants() == 1
-        if self._sync is None or alone or self._heals() > self._heals_before_sync:
-            self._first_step = self.step - trained
+        if self._sync is None or alone or begun_again or self._heals() > self._heals_before_sync:
+            # As if the interval that is going on had begun at its boundary.
+            self._first_step = self.step - self.step % self.interval - trained
         else:
             self.step = self._first_step + trained
         self._heals_before_sync = self._heals()

@@ -9,11 +9,10 @@ settled nothing is whole.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from slurm_ft.train.kept import keep
+from slurm_ft.train.kept.keep import after
 from slurm_ft.train.kept.torchft_sync import fragments, in_flight
 from slurm_ft.train.progress import report_phase
 
@@ -39,10 +38,10 @@ class Keeping:
     def restore(self) -> bool:
         """Go on from kept state if it is newer than what is on disk; else load what is there. True for the first."""
         trainer = self._trainer
-        disk = newest_on_disk(trainer)
+        disk = int(trainer.of_rank_0("disk", lambda: newest_on_disk(trainer)))
         found = self.kept.restore(newer_than=disk)
         if found.source == "none":
-            self._load_from_disk()
+            self._load_from_disk(disk)
         else:
             trainer._set_schedules(trainer.step)
             self.pending = found.pending
@@ -51,9 +50,10 @@ class Keeping:
             self._watch()
         return found.source != "none"
 
-    def _load_from_disk(self) -> None:
+    def _load_from_disk(self, step: int) -> None:
+        """The checkpoint of this step, or with -1 what a training without one begins with."""
         trainer = self._trainer
-        trainer.checkpointer.load(step=trainer.config.checkpoint.load_step)
+        trainer.checkpointer.load(step=step)
         trainer._committed_step = trainer._first_step = trainer.step
         if trainer.step:
             report_phase("healed", source="disk", step=trainer.step)
@@ -64,19 +64,16 @@ class Keeping:
 
     def _watch(self) -> None:
         trainer, kept = self._trainer, self.kept
-        optimizers, manager = trainer.optimizers, trainer.manager
+        optimizers = trainer.optimizers
         optimizers.register_step_pre_hook(lambda *_: kept.begin())
         before_sync = optimizers.register_step_post_hook(lambda *_: self._stepped())
         optimizers._optimizer_step_post_hooks.move_to_end(before_sync.id, last=False)
-        if manager is not None:
-            heal = "_apply_pending_state_dict"
-            setattr(manager, heal, _after(kept.begin, getattr(manager, heal)))
         # The first thing that a synchronisation writes; before that it waits for the peers.
         writers = [(fragment, "restore_parameters") for fragment in fragments(trainer._sync)]
         if trainer._sync is not None and not writers:
             writers = [(trainer._sync, "_perform_sync")]
         for owner, name in writers:
-            setattr(owner, name, _after(kept.begin, getattr(owner, name)))
+            setattr(owner, name, after(kept.begin, getattr(owner, name)))
 
     def _stepped(self) -> None:
         """The inner step is done. If a synchronisation is next, this is a point to come back to."""
@@ -116,15 +113,6 @@ def newest_on_disk(trainer: Trainer) -> int:
     if not checkpointer.enable:
         return -1
     return step if step >= 0 else int(checkpointer._find_load_step())
-
-
-def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(then)
-    def both(*args: Any, **named: Any) -> Any:
-        first()
-        return then(*args, **named)
-
-    return both
 
 
 class _TrainerPart:

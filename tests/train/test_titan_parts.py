@@ -34,6 +34,10 @@ def test_torchtitans_own_configs_are_taken_over(in_fork):
     in_fork(workers.foreign_config)
 
 
+def test_replicas_that_begin_again_at_once_count_the_steps_that_they_train(in_fork):
+    in_fork(workers.steps_are_counted)
+
+
 def test_the_end_of_a_run_is_known(in_fork, tmp_path):
     in_fork(workers.run_ends, str(tmp_path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -65,6 +66,28 @@ def test_a_run_that_is_warned_goes_on_from_its_save_with_the_same_weights(tmp_pa
     assert "healed" not in logs
     sums = [line.partition("sum of weights ")[2] for line in logs.splitlines() if "sum of weights" in line]
     assert len(sums) == 2 and len(set(sums)) == 1
+
+
+def test_replicas_that_all_die_at_once_before_any_save_count_no_step_that_they_did_not_train(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = start(folder, "--steps", "60000", "--sync-steps", "6")
+    try:
+        until(lambda: [e for e in events(folder, Kind.COMMIT) if e.data["committed"]], run)
+        argv = [SLURM_FT, "inject", str(folder), "--kind", "kill", "--replica"]
+        for kill in [subprocess.Popen([*argv, str(replica)], stdout=subprocess.DEVNULL) for replica in range(2)]:
+            assert kill.wait(30) == 0
+
+        def later(replica: int) -> list[int]:
+            commits = [e.data for e in events(folder, Kind.COMMIT) if e.replica == replica]
+            return [data["train_step"] for data in commits if data["committed"] and data["attempt"] == 2]
+
+        until(lambda: min(len(later(0)), len(later(1))) > 3, run)
+        (folder / "stop").touch()
+        assert run.wait(60) == 143
+    finally:
+        run.kill()
+    for steps in map(later, range(2)):
+        assert max(b - a for a, b in itertools.pairwise(steps)) <= 6, steps
 
 
 def test_replicas_that_all_die_at_once_go_on_from_the_last_save_and_not_from_nothing(tmp_path: Path) -> None:

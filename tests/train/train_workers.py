@@ -429,6 +429,28 @@ def run_ends(folder: str) -> None:
     titan_place.mark_end(titan_place.Place(), 10)  # no run folder: nothing happens
 
 
+def steps_are_counted() -> None:
+    """After all replicas have begun again at once, and for one that came late into the first interval of others."""
+    from types import SimpleNamespace
+
+    from slurm_ft.train.titan_ft import Trainer
+
+    def trainer(step: int, synchronised: int, first: int) -> Any:
+        manager = SimpleNamespace(current_step=lambda: synchronised, num_participants=lambda: 2)
+        known = {"_sync": object(), "interval": 6, "_first_step": first, "_heals": lambda: 0, "_heals_before_sync": 0}
+        return SimpleNamespace(manager=manager, step=step, **known)
+
+    again = trainer(step=1, synchronised=1, first=0)
+    Trainer._align(again, begun_again=True)
+    assert again.step == 1  # and not 6: nobody has trained an interval
+    after = trainer(step=6, synchronised=2, first=again._first_step)
+    Trainer._align(after, begun_again=False)
+    assert after.step == 6
+    late = trainer(step=1, synchronised=1, first=0)
+    Trainer._align(late, begun_again=False)
+    assert late.step == 6
+
+
 def commits() -> None:
     """Commits steps for ever, with whoever is there."""
     import torch

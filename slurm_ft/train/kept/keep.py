@@ -23,6 +23,7 @@ after. Buffers may be written at any time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,7 +106,10 @@ def keep(
         raise UsageError(f"two states of this process are kept as {place}", "give them names: keep(name=...)")
     sources = Sources(modules, optimizers, tensors, parts)
     pace = Pace(every, int(environ.get("WORLD_SIZE", "1")))
-    return Kept(sources, wanted if environ.get(env.KEEPER) else frozenset(), place, pace, environ)
+    kept = Kept(sources, wanted if environ.get(env.KEEPER) else frozenset(), place, pace, environ)
+    if manager is not None and kept.active:
+        kept.watch(manager)
+    return kept
 
 
 class Kept:
@@ -119,6 +123,7 @@ class Kept:
         self._live: KeepLive | None = None
         self._snapshots: KeepSnapshots | None = None
         self._why: list[str] = []
+        self._transport: Any = None
         self.count = 0
         """Whole steps so far."""
         if modes:
@@ -144,10 +149,21 @@ class Kept:
         return self._live is not None or self._snapshots is not None
 
     def _give_up(self, why: str) -> None:
-        """Go on without. Tensors that lie in held memory stay there; they are as good as any."""
+        """Go on without. Tensors that lie in held memory stay there, marked as being written for good: no successor
+        may take them for whole."""
         logger.warning("slurm-ft: nothing is kept from now on: %s", why)
         self._why.append(why)
-        self._live = self._snapshots = None
+        live, self._live, self._snapshots = self._live, None, None
+        if live is not None:
+            with contextlib.suppress(*FAILURES):
+                live.begin()
+
+    def watch(self, manager: Any) -> None:
+        """A torchft Manager writes the state too, when it heals: while it receives (in place, with our transport) and
+        when it hands over what it has received."""
+        self._transport = manager._checkpoint_transport
+        for owner, name in ((self._transport, "recv_checkpoint"), (manager, "_apply_pending_state_dict")):
+            setattr(owner, name, after(self.begin, getattr(owner, name)))
 
     # --- restore ---------------------------------------------------------------------------------------------
 
@@ -215,10 +231,11 @@ class Kept:
     def commit(self, step: int, pending: bool = False, snapshot: bool = False) -> None:
         """The state is whole again and is that of `step`. Never raises for what the keeper does.
 
-        With `snapshot` one is taken now, whether it is due or not.
+        With `snapshot` one is taken now, whether it is due or not. One that is half a peer's, because a transfer
+        broke, is not whole.
         """
         self.count = step
-        if not self.active:
+        if not self.active or getattr(self._transport, "torn", False):
             return
         try:
             tensors = self._sources.tensors()
@@ -247,3 +264,14 @@ class Kept:
             self._client.close()
             self._client = None
         _in_use.discard(self._place)
+
+
+def after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls both, and gives what the second gives."""
+
+    @functools.wraps(then)
+    def both(*args: Any, **named: Any) -> Any:
+        first()
+        return then(*args, **named)
+
+    return both

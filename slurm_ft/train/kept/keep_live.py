@@ -55,6 +55,8 @@ class KeepLive(Holder):
         record = self._live.record()
         own = self.sources.tensors()
         for entry in self._live.entries:
+            if entry.name in record["absent"]:
+                continue
             view = self._live.views[entry.name]
             if entry.name.startswith(BUFFER):
                 copy(local(own[entry.name]).detach(), view)
@@ -84,7 +86,10 @@ class KeepLive(Holder):
     def commit(self, tensors: Tensors, record: dict[str, Any]) -> None:
         """The tensors are whole, and this is their record."""
         tensors, carried = self._split(tensors)
-        data = encode(record | {"carried": {name: local(tensor) for name, tensor in carried.items()}})
+        # Memory that is used again may hold what an earlier process had made and this one has not, or not yet.
+        absent = sorted(self._live.views.keys() - tensors.keys()) if self._live is not None else []
+        small = {"carried": {name: local(tensor) for name, tensor in carried.items()}, "absent": absent}
+        data = encode(record | small)
         live = self._arrange(tensors, len(data))
         for name, tensor in tensors.items():
             if name.startswith(BUFFER):
@@ -115,7 +120,9 @@ class KeepLive(Holder):
     def _arrange(self, tensors: Tensors, room: int) -> Live:
         """See to it that the tensors lie in held memory, and that it is held. Leaves it marked as being written."""
         if self._live is None or not self._live.memories[0].fits(room):
-            self._live, self._held = self._new(tensors, room), False
+            old, self._live, self._held = self._live, self._new(tensors, room), False
+            if old is not None:
+                old.close()  # what lies in it stays until it has moved
         live = self._live
         live.begin()
         new = {name: tensor for name, tensor in tensors.items() if name not in live.views}

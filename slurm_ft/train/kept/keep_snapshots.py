@@ -55,7 +55,7 @@ class KeepSnapshots(Holder):
             if entry.name in own:
                 copy(local(own[entry.name]).detach(), kept[entry.name])
             else:
-                self.sources.make(entry, kept[entry.name].clone())
+                self.sources.make(entry, kept[entry.name].clone(), to_device=True)
         return chosen.record
 
     def forget(self) -> None:
@@ -83,9 +83,11 @@ class KeepSnapshots(Holder):
             if [e.form for e in self.snapshots.memory.layout.entries] == [e.form for e in layout.entries]:
                 self.snapshots.take(plain, record)
                 return
-        self.snapshots = Snapshots.create(self.client, layout, 2 * len(encode(record)) + ROOM)
+        old, self.snapshots = self.snapshots, Snapshots.create(self.client, layout, 2 * len(encode(record)) + ROOM)
         self.snapshots.take(plain, record, wait=True)
         self.put([self.snapshots.memory.descriptor])
+        if old is not None:
+            old.memory.close()
 
     def close(self) -> None:
         """Let go of it, once the snapshot under way is done."""

@@ -26,7 +26,7 @@ from slurm_ft.train.kept.layout import PAGE, Entry, Layout, up
 from slurm_ft.train.kept.record import decode, dtype_of
 
 MAGIC = b"SFTKEPT1"
-FORMAT = 1
+FORMAT = 2
 LIVE, SNAPSHOT, MORE, ON_DEVICE = 1, 2, 3, 4
 _HEADER = struct.Struct("<8sII6Q")
 _COMMIT_AT = 64

@@ -22,7 +22,7 @@ import torch
 from slurm_ft.train.kept.checksum import checksum, is_right
 from slurm_ft.train.kept.layout import Layout
 from slurm_ft.train.kept.memory import SNAPSHOT, Damaged, Maker, Memory
-from slurm_ft.train.kept.record import encode
+from slurm_ft.train.kept.record import Unkeepable, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Snapshots:
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
-        self._failed: BaseException | None = None
+        self._failed: Exception | None = None
 
     @classmethod
     def create(cls, maker: Maker, layout: Layout, capacity: int) -> Snapshots:
@@ -52,10 +52,11 @@ class Snapshots:
         waited for first. Raises what went wrong in the last one.
         """
         self.finish()
+        fixed = decode(encode(record))  # its parts belong to the training, which goes on meanwhile
         self._copied.clear()
         ready = _ready(tensors)
         self._thread = threading.Thread(
-            target=self._run, args=(dict(tensors), record, ready), name="slurm-ft snapshot", daemon=True
+            target=self._run, args=(dict(tensors), fixed, ready), name="slurm-ft snapshot", daemon=True
         )
         self._thread.start()
         if wait:
@@ -78,8 +79,10 @@ class Snapshots:
         begin = time.monotonic()
         try:
             self._write(tensors, record, ready)
-        except Exception as error:
+        except (OSError, Damaged, Unkeepable) as error:
             self._failed = error
+        except Exception as error:
+            self._failed = Damaged(f"a snapshot failed: {error!r}")
         finally:
             self.seconds = time.monotonic() - begin
             self._copied.set()
@@ -100,9 +103,9 @@ class Snapshots:
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy into host memory, with other threads running meanwhile."""
-    plain = source.device.type == "cpu" and source.stride() == target.stride() and source.dtype == target.dtype
-    if plain and source.is_contiguous():
+    """Copy; within host memory with other threads running meanwhile."""
+    on_host = source.device.type == target.device.type == "cpu"
+    if on_host and source.is_contiguous() and source.stride() == target.stride() and source.dtype == target.dtype:
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
     else:
         with torch.no_grad():

@@ -41,6 +41,12 @@ def module_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def counts_on_host(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Does the optimizer count this parameter's steps on the host? torch does unless it is capturable or fused."""
+    groups = [group for group in optimizer.param_groups if any(parameter is other for other in group["params"])]
+    return not any(group.get("capturable") or group.get("fused") for group in groups)
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -92,16 +98,19 @@ class Sources:
             forms.append((f"optimizer.{index}", kind, tuple(len(g["params"]) for g in optimizer.param_groups)))
         return forms
 
-    def make(self, entry: Entry, view: torch.Tensor) -> None:
-        """Give an optimizer the state tensor that it had in another process."""
+    def make(self, entry: Entry, view: torch.Tensor, to_device: bool = False) -> None:
+        """Give an optimizer the state tensor that it had in another process; with `to_device` where it would have
+        made it: a count of steps stays on the host unless the optimizer counts on the GPU."""
         kind, index, number, key = entry.name.split(".", 3)
         assert kind == "optimizer"
         optimizer = self.optimizers[int(index)]
         parameter = parameters_of(optimizer)[int(number)]
         value = view
+        if to_device and not (key == "step" and counts_on_host(optimizer, parameter)):
+            value = view.to(local(parameter).device)
         if entry.sharded and isinstance(parameter, DTensor):
             value = DTensor.from_local(
-                view, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+                value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
             )
         optimizer.state[parameter][key] = value
 

@@ -81,6 +81,7 @@ class PeerTransport(CheckpointTransport[T]):  # type: ignore[misc]
         self._connections, self._stall, self._chunk_bytes = connections, stall, chunk_bytes
         self.into = into
         self.torn = False
+        self.asked_while_torn = False
         self.bytes_received = 0
         self._kept: Arrived | None = None
         self._donor = Donor(self._key, timeout.total_seconds(), stall)
@@ -89,7 +90,13 @@ class PeerTransport(CheckpointTransport[T]):  # type: ignore[misc]
         return f"{SCHEME}://{self._host}:{self._donor.port}"
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: T, timeout: timedelta) -> None:
-        """Offer the state until `disallow_checkpoint`. The tensors are read where they are: change none."""
+        """Offer the state until `disallow_checkpoint`. The tensors are read where they are: change none.
+
+        Raises TransportError when the state is half a peer's: nobody gets that.
+        """
+        if self.torn:
+            self.asked_while_torn = True
+            raise TransportError("a transfer broke: the state here is half a peer's, and is not given to others")
         skeleton, tensors = take_apart(state_dict)
         self._donor.allow(Offer(step, skeleton, Row(tensors, self._chunk_bytes)))
 

@@ -67,7 +67,13 @@ class Run:
         """Wait for the end; gives the exit code. Raises TimeoutError after `timeout` seconds, RunFailed for a run
         that everybody has left without its having ended."""
         give_up = None if timeout is None else time.monotonic() + timeout
-        for _ in self._news():
+        code = None
+        for news in self._news():
+            for event in news:
+                if event.kind in (Kind.RUN_STARTED, Kind.RUN_ENDED):
+                    code = event.data.get("code")
+            if code is not None:
+                return int(code)
             if give_up is not None and time.monotonic() > give_up:
                 raise TimeoutError(f"run {self.paths.root.name} has not ended within {timeout:g} s")
             time.sleep(POLL_SECONDS)

@@ -18,8 +18,9 @@ The head does this, after the controller has left. Files in the run folder:
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_ft import env
 from slurm_ft.controller.requests import STOP_WORDS
@@ -28,6 +29,8 @@ from slurm_ft.events import Event, Kind, read
 from slurm_ft.paths import RunPaths, read_json, write_json
 from slurm_ft.slurm.client import Done, JobView, SlurmClient, Unknown, Unreachable
 
+REQUEUE_TRIES, REQUEUE_PAUSE = 5, 4.0
+"""How often a Slurm that does not answer is asked to put a job back, and the seconds between two tries."""
 FINISHED = frozenset({EXIT_DONE, EXIT_PERMANENT})
 """A run that has ended with one of these does not begin again in a later link or a requeued job."""
 NO_PROGRESS = 2
@@ -69,8 +72,9 @@ def ending(events: Iterable[Event], code: int) -> Ending:
     return Ending(code, why, idle)
 
 
-def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: bool) -> Plan:
-    """What is to be done. `links` are the chain's jobs after this one; `job` is what Slurm says of this job."""
+def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: bool, job_id: str) -> Plan:
+    """What is to be done. `links` are the chain's jobs after this one; `job` is what Slurm says of this job, None when
+    it does not answer: then it is asked to put the job back, and refuses by itself what may not be."""
     if end.code == EXIT_TRY_AGAIN:
         if links:
             return Plan(goes_on(links[0]), next=links[0])
@@ -78,9 +82,9 @@ def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: 
             return Plan()
         if end.idle >= NO_PROGRESS:
             return Plan(f"not put back into the queue: no progress in the last {end.idle} sessions")
-        if job is None or not job.requeue:
+        if job is not None and not job.requeue:
             return Plan("not put back into the queue: Slurm says that this job may not be (--requeue allows it)")
-        return Plan(goes_on(job.job_id, job.job_id), requeue=True, next=job.job_id)
+        return Plan(goes_on(job_id, job_id), requeue=True, next=job_id)
     cancelled = job is not None and job.state.state.name == "CANCELLED"
     stopped = end.code > 128 and (end.why == STOP_WORDS or cancelled)
     if links and (end.code in FINISHED or end.code == EXIT_USAGE or stopped):
@@ -104,15 +108,20 @@ def links_after(paths: RunPaths, job_id: str) -> tuple[str, ...]:
     return tuple(links[links.index(job_id) + 1 :]) if job_id in links else ()
 
 
-def come_back(paths: RunPaths, job_id: str, code: int, may_requeue: bool, client: SlurmClient | None = None) -> str:
-    """Do what is to be done for the job that has just run the run to this exit code; says what, or ''."""
+def come_back(
+    paths: RunPaths, job_id: str, code: int, may_requeue: bool, client: SlurmClient | None = None, idle: bool = False
+) -> Plan:
+    """Do what is to be done for the job that has just run the run to this exit code; gives what was done. With `idle`
+    sessions without progress do not count: those of a program that reports none."""
     client = client or SlurmClient()
     links = links_after(paths, job_id)
     end = ending(read(paths.events), code)
+    if idle:
+        end = replace(end, idle=0)
     if not links and code != EXIT_TRY_AGAIN:
-        return ""
+        return Plan()
     answer = client.job(job_id)
-    chosen = plan(end, links, answer if isinstance(answer, JobView) else None, may_requeue)
+    chosen = plan(end, links, answer if isinstance(answer, JobView) else None, may_requeue, job_id)
     for link in chosen.cancel:
         with contextlib.suppress(UsageError):
             client.cancel(link)
@@ -120,12 +129,23 @@ def come_back(paths: RunPaths, job_id: str, code: int, may_requeue: bool, client
         with contextlib.suppress(OSError):
             write_json(paths.again, {"after": job_id, "job_id": chosen.next, "how": chosen.words})
     if chosen.requeue:
-        done: Done | Unknown | Unreachable = client.requeue(job_id)
+        done = _requeued(client, job_id)
         if not isinstance(done, Done):
             with contextlib.suppress(OSError):
                 paths.again.unlink()
-            return f"the job could not be put back into the queue: {getattr(done, 'reason', 'Slurm does not know it')}"
-    return chosen.words
+            why = getattr(done, "reason", "Slurm does not know it")
+            return Plan(f"the job could not be put back into the queue: {why}")
+    return chosen
+
+
+def _requeued(client: SlurmClient, job_id: str) -> Done | Unknown | Unreachable:
+    """Slurm's answer. One that does not answer is asked again: the job's time is not quite over yet."""
+    for _ in range(REQUEUE_TRIES - 1):
+        answer = client.requeue(job_id)
+        if not isinstance(answer, Unreachable):
+            return answer
+        time.sleep(REQUEUE_PAUSE)
+    return client.requeue(job_id)
 
 
 def is_over(paths: RunPaths, surroundings: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from slurm_ft.paths import RunPaths
 from slurm_ft.spec import RunSpec
 from slurm_ft.submit.place import allocation_place
 from slurm_ft.submitit_plugin.environment import unfinished
+
+NOT_AGAIN = "Job not requeued because"
+"""submitit's words, in the error that its signal handler raises."""
 
 
 def run_folder(folder: str | Path, job_id: str) -> Path:
@@ -54,11 +58,21 @@ def main() -> None:
 
 def _come_back(paths: RunPaths, job_id: str, folder: str) -> int:
     """Put the job back into the queue, unless task 0 has said why not: then the run has failed."""
-    said = unfinished(JobPaths(folder, job_id=job_id, task_id=0).result_pickle)
-    if said.exists():
+    if _has_had_its_time(unfinished(JobPaths(folder, job_id=job_id, task_id=0).result_pickle)):
         return EXIT_FAILED
-    print(f"slurm-ft: {come_back(paths, job_id, EXIT_TRY_AGAIN, True)}", file=sys.stderr, flush=True)
-    return EXIT_TRY_AGAIN
+    # submitit itself bounds how often a job comes back; its functions report no steps.
+    done = come_back(paths, job_id, EXIT_TRY_AGAIN, True, idle=True)
+    print(f"slurm-ft: {done.words}", file=sys.stderr, flush=True)
+    return EXIT_TRY_AGAIN if done.next else EXIT_FAILED
+
+
+def _has_had_its_time(outcome: Path) -> bool:
+    """Does the outcome of an attempt say so? That of one which raised an exception may be there too."""
+    try:
+        kind, text = pickle.loads(outcome.read_bytes())
+    except Exception:  # there is none, or it is of a class that is not known here
+        return False
+    return kind == "error" and NOT_AGAIN in text
 
 
 def hand_in(folder: str | Path, job_id: str, tasks: int, words: str) -> None:

@@ -22,7 +22,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob, _make_sbatch_string
 from slurm_ft.api.run import Run
 from slurm_ft.errors import SlurmFTError
 from slurm_ft.spec import Budget, Policy, ReplicaSpec, RunSpec
-from slurm_ft.submit.slurm_job import JobWatch
+from slurm_ft.submit.slurm_job import SLACK_SECONDS, WARNING_SECONDS, JobWatch
 from slurm_ft.submitit_plugin.batch import run_folder
 from slurm_ft.submitit_plugin.environment import NAME, SlurmFTJobEnvironment
 
@@ -36,6 +36,8 @@ OWN: Mapping[str, Any] = {
     "hang_after": _POLICY.hang_after,
 }
 """Our own parameters, and what they are when nothing is said."""
+DELAY = WARNING_SECONDS
+"""Seconds from Slurm's warning to the time limit, when nothing is said."""
 
 
 class SlurmFTJob(SlurmJob):  # type: ignore[misc]  # submitit's types are not read here
@@ -104,6 +106,7 @@ class SlurmFTExecutor(SlurmExecutor):  # type: ignore[misc]
             in_place=Budget(asked["restarts_in_place"], _POLICY.in_place.seconds),
             step=Budget(asked["restarts_by_step"], _POLICY.step.seconds),
             hang_after=asked["hang_after"],
+            save_within=max(1.0, asked.get("signal_delay_s", DELAY) - _POLICY.stop_grace - SLACK_SECONDS),
         )
         command = (*shlex.split(self.python), "-u", "-m", "slurm_ft.submitit_plugin.task", str(self.folder))
         ranks = max(1, asked.get("ntasks_per_node") or 1)
@@ -123,7 +126,7 @@ class SlurmFTExecutor(SlurmExecutor):  # type: ignore[misc]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         asked = {name: value for name, value in self.parameters.items() if name not in OWN}
-        delay = asked.get("signal_delay_s", 90)
+        delay = asked.get("signal_delay_s", DELAY)
         needed = {"no-kill": True, "signal": f"B:USR2@{delay}", "requeue": True}
         asked["additional_parameters"] = needed | dict(asked.get("additional_parameters") or {})
         teardown = asked.pop("teardown", None)

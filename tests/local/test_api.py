@@ -55,6 +55,11 @@ def test_a_run_is_submitted_awaited_and_read(cluster: slurm_ft.Cluster) -> None:
         run.logs(7)
 
 
+def test_a_run_that_has_ended_is_not_waited_for(cluster: slurm_ft.Cluster) -> None:
+    run = cluster.submit(trains(1))
+    assert run.wait(60) == run.wait(0) == 0
+
+
 def test_a_run_that_fails_raises_what_its_exit_code_means_with_the_first_traceback(cluster: slurm_ft.Cluster) -> None:
     spec = RunSpec("bad", ReplicaSpec((sys.executable, "-c", "open('/no/such/corpus')")),
                    policy=Policy(in_place=Budget(0, 60), step=Budget(0, 60)))  # fmt: skip

@@ -184,10 +184,11 @@ def test_a_propagated_failure_is_raised_on_next_use_and_slices_without_it_work(m
     assert list(holder.show.call().get(SOON).values()) == [[1], [1]]
 
 
-def test_shrinking_goes_on_without_the_replica(make_mesh: MakeMesh) -> None:
+@pytest.mark.parametrize("lost", [2, 3])
+def test_shrinking_goes_on_without_the_replica(make_mesh: MakeMesh, lost: int) -> None:
     mesh = make_mesh(3, 2, replicas=3)
     mesh.on_failure(lambda failure: Action.SHRINK)
-    kill(pids(mesh)[3])
+    kill(pids(mesh)[lost])
     wait_until(lambda: list(mesh.slice(replica=1).states().values()) == ["taken out"] * 2)
     values = mesh.call(lambda: context().rank["replica"]).get(SOON).check()
     assert list(values.values()) == [0, 0, 2, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def job(state: str = "RUNNING", requeue: bool = True) -> JobView:
         (Ending(75), ("13", "14"), job(), True, Plan(next="13")),
         (Ending(75), (), job(), False, Plan()),
         (Ending(75), (), job(requeue=False), True, Plan()),
-        (Ending(75), (), None, True, Plan()),
+        (Ending(75), (), None, True, Plan(requeue=True, next="12")),
         (Ending(75, idle=1), (), job(), True, Plan(requeue=True, next="12")),
         (Ending(75, idle=2), (), job(), True, Plan()),
         (Ending(0), ("13", "14"), job(), True, Plan(cancel=("13", "14"))),
@@ -46,7 +47,7 @@ def job(state: str = "RUNNING", requeue: bool = True) -> JobView:
          "RW-42: a preempted link keeps its chain", "TERM and no answer"],
 )  # fmt: skip
 def test_the_plan(end: Ending, links: tuple[str, ...], view: JobView | None, may: bool, expected: Plan) -> None:
-    found = comeback.plan(end, links, view, may)
+    found = comeback.plan(end, links, view, may, "12")
     assert (found.cancel, found.requeue, found.next) == (expected.cancel, expected.requeue, expected.next)
 
 
@@ -94,7 +95,7 @@ def logged(paths: RunPaths, *events: Event) -> None:
 def test_who_follows_a_run_learns_in_which_job_it_goes_on(paths: RunPaths) -> None:
     client = Client(Done())
     logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
-    assert "put back" in comeback.come_back(paths, "12", 75, True, client)  # type: ignore[arg-type]
+    assert "put back" in comeback.come_back(paths, "12", 75, True, client).words  # type: ignore[arg-type]
     assert client.done == ["requeue 12"]
     found = rejoin.goes_on_in(paths, "12", lambda: False, lambda _: None)
     assert found is not None and found[0] == "12"
@@ -129,11 +130,42 @@ def test_a_session_that_ended_with_75_and_was_the_last_goes_on_nowhere(paths: Ru
     assert rejoin.goes_on_in(paths, "12", lambda: True, lambda _: None) is None
 
 
-def test_a_requeue_that_slurm_refuses_leaves_no_promise_behind(paths: RunPaths) -> None:
+def test_a_requeue_that_slurm_refuses_leaves_no_promise_behind(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr(comeback.time, "sleep", pauses.append)
     logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
-    words = comeback.come_back(paths, "12", 75, True, Client(Unreachable("no answer")))  # type: ignore[arg-type]
+    words = comeback.come_back(paths, "12", 75, True, Client(Unreachable("no answer"))).words  # type: ignore[arg-type]
     assert words == "the job could not be put back into the queue: no answer"
+    assert len(pauses) == comeback.REQUEUE_TRIES - 1  # it was asked again
     assert not paths.again.exists()
+
+
+def test_sessions_of_a_program_that_reports_no_progress_may_come_back_again_and_again(paths: RunPaths) -> None:
+    both = [event(Kind.RUN_STARTED), event(Kind.RUN_ENDED, code=75)]
+    logged(paths, *both * 3)
+    client = Client(Done())
+    assert not comeback.come_back(paths, "12", 75, True, client).next  # type: ignore[arg-type]
+    assert comeback.come_back(paths, "12", 75, True, client, idle=True).next == "12"  # type: ignore[arg-type]
+    assert client.done == ["requeue 12"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "over"),
+    [
+        (("error", "UncompletedJobError: Job not requeued because: timed-out too many times."), True),
+        (("error", "ValueError: a mistake"), False),
+        (("success", 3), False),
+        (None, False),
+    ],
+)
+def test_a_submitit_task_has_had_its_time_only_when_submitit_says_so(tmp_path: Path, outcome: Any, over: bool) -> None:
+    batch = pytest.importorskip("slurm_ft.submitit_plugin.batch")
+    file = tmp_path / "outcome"
+    if outcome is not None:
+        file.write_bytes(pickle.dumps(outcome))
+    assert batch._has_had_its_time(file) is over
 
 
 def test_the_links_after_a_job_are_those_behind_it(paths: RunPaths) -> None:

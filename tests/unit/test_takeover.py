@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_ft import lease
+from slurm_ft.controller.comeback import Plan
 from slurm_ft.errors import TryAgain
 from slurm_ft.events import Event, Kind
 from slurm_ft.launch.session import Session
@@ -64,7 +65,9 @@ def test_after_a_take_over_the_rest_of_a_chain_is_looked_after_before_the_job_is
     assert lease.take(paths.lease, lease.Claim(2, "node2"))
     done = list[object]()
     monkeypatch.setattr(takeover, "govern", lambda *_: 143)
-    monkeypatch.setattr(takeover, "come_back", lambda _, job, code, may_requeue: done.append((job, code, may_requeue)))
+    monkeypatch.setattr(
+        takeover, "come_back", lambda _, job, code, may_requeue: done.append((job, code, may_requeue)) or Plan()
+    )
     monkeypatch.setattr(takeover, "end_job", done.append)
     assert takeover._take_over(paths, 2, "node2", "127.0.0.1") == 143
     assert done == [("12", 143, False), "12"]

@@ -121,6 +121,7 @@ class Allocation:
                 "environment": dict(environment or {}),
                 "sys_path": [path or os.getcwd() for path in sys.path],
                 "temporary": temporary,
+                "client": os.getpid(),
             },
             0o600,
         )

@@ -51,6 +51,10 @@ class Options:
     limit: int = LIMIT
     wait: bool = True
 
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not isinstance(self.timeout, int | float):
+            raise UsageError(f"timeout is {self.timeout!r}", "give seconds, as a number")
+
 
 class Shared:
     """What a mesh and all its slices have in common."""
@@ -233,16 +237,26 @@ class Stream:
     def __init__(self, mesh: Shaped, what: str, header: dict[str, Any], payload: bytes, options: Options) -> None:
         self._slots: list[concurrent.futures.Future[Raw]] = [concurrent.futures.Future() for _ in range(mesh.size)]
         self._arrived = iter(self._slots)
+        self._filling = threading.Lock()
         self._call = mesh._begin(what, header, payload, options, self._answer)
         self._call.raw.add_done_callback(self._end)
         self._cancel = mesh._cancel(self._call)
 
     def _answer(self, index: int, answer: Answer) -> None:
-        next(self._arrived).set_result({index: answer})
+        self._fill({index: answer})
 
     def _end(self, _: object) -> None:
-        for left in self._arrived:  # of places that were taken out, or of a cancelled call
-            left.set_result({})
+        while self._fill({}):  # of places that were taken out, or of a cancelled call
+            pass
+
+    def _fill(self, raw: Raw) -> bool:
+        """Put what came into the next slot; False when there is none left. A cancelled call is ended in the caller's
+        thread, while an answer may still come in the mesh's."""
+        with self._filling:
+            slot = next(self._arrived, None)
+        if slot is not None:
+            slot.set_result(raw)
+        return slot is not None
 
     def cancel(self) -> None:
         """Stop waiting for the answers that are still to come."""
@@ -257,7 +271,7 @@ class Stream:
 
     async def __aiter__(self) -> AsyncIterator[Arrival]:
         for slot in self._slots:
-            raw = await asyncio.wrap_future(slot)
+            raw = await asyncio.shield(asyncio.wrap_future(slot))  # who stops waiting cancels no answer
             if raw:
                 yield Arrival(self._call, slot, raw)
 

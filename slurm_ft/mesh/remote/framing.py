@@ -103,6 +103,9 @@ class Stream:
         if payload:
             self._socket.sendall(payload)
 
+    def close(self) -> None:
+        self._socket.close()
+
     def receive(self) -> tuple[Header, bytes] | None:
         """The next message, None when the host process is gone."""
         lengths = self._exactly(_LENGTHS.size)

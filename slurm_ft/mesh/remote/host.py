@@ -21,6 +21,7 @@ import socket
 import sys
 from collections import deque
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from slurm_ft import env
@@ -103,8 +104,9 @@ class Host:
         await self._end_workers()
         server.close()
         self._end.close()
-        if self._orphan and self._config["temporary"]:
-            shutil.rmtree(self._paths.root, ignore_errors=True)  # the client is not there to do it
+        if self._orphan and self._config["temporary"] and not Path(f"/proc/{self._config['client']}").exists():
+            # The client is not there to do it. One that was only stopped comes back, and starts hosts again.
+            shutil.rmtree(self._paths.root, ignore_errors=True)
         return self._code
 
     async def _surroundings(self) -> tuple[dict[str, str], list[frozenset[int]]]:

@@ -239,9 +239,10 @@ class Repairs:
     def _give_up(self, loss: Loss, action: Action) -> None:
         slot = self._crew.slots[loss.slot]
         state = AFTER[action]
-        concerned = self._unit(loss) if action is Action.SHRINK else self._concerned(loss)
+        lost = self._concerned(loss)
+        concerned = self._unit(loss) if action is Action.SHRINK else lost
         for process in concerned:
-            process.failure = process.failure or self._concerned(loss)[0].failure
+            process.failure = process.failure or next((other.failure for other in lost if other.failure), None)
             if process.state is State.UP:
                 self._crew.end.send(self._crew.slots[process.index // self._crew.per_host].peer,
                                {"k": "kill", "local": process.index % self._crew.per_host})  # fmt: skip

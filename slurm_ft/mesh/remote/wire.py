@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import struct
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,8 @@ from slurm_ft.channel import OnlyAgents, keys_of
 from slurm_ft.errors import LaunchError
 from slurm_ft.mesh.remote.framing import Header, decode
 from slurm_ft.paths import RunPaths, write_atomic
+
+log = logging.getLogger(__name__)
 
 Receive = Callable[[bytes, Header, list[bytes]], None]
 _LENGTH = struct.Struct("!I")
@@ -54,7 +57,11 @@ class _Emptied:
     def _empty(self) -> None:
         self._scheduled = False
         while self._full():
-            self._receive(self._raw.recv_multipart(zmq.NOBLOCK))
+            message = self._raw.recv_multipart(zmq.NOBLOCK)
+            try:
+                self._receive(message)
+            except Exception:  # the descriptor tells of changes only: what is left must be read all the same
+                log.exception("a message was lost by a fault of slurm-ft itself")
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)

@@ -68,8 +68,11 @@ class Worker:
             sys.exit("error: the host process does not answer")
         self._data = Stream(self._config["socket"])
         self._data.send({"k": "hello", "role": "data", **self._who()})
-        while (message := self._data.receive()) is not None:
-            self._handle(*message)
+        try:
+            while (message := self._data.receive()) is not None:
+                self._handle(*message)
+        finally:
+            self._data.close()  # tells the host process at once, also where a thread of the user's goes on
 
     def _who(self) -> Header:
         return {"local": self._config["local"], "incarnation": self._config["incarnation"]}
@@ -137,10 +140,8 @@ class Worker:
                     raise _Cancelled
                 enter(self._context(header))
                 task = (self._spawn if header["k"] == "spawn" else self._call)(header, payload)
-                if not inspect.iscoroutine(task):
-                    self._answer(header, task)
             finally:
-                self._running = None
+                self._running = None  # an answer is sent whole, or what comes after it could not be read
         except _Cancelled:
             self._cancelled.discard(call)
         except (SystemExit, KeyboardInterrupt):
@@ -150,6 +151,8 @@ class Worker:
         else:
             if inspect.iscoroutine(task):
                 self._loop.call_soon_threadsafe(self._start_task, contextvars.copy_context(), header, task)
+            else:
+                self._answer(header, task)
 
     def _context(self, header: Header) -> Context:
         labels, sizes, strides, offset = header["region"]
@@ -235,12 +238,22 @@ class Worker:
         with self._sending:
             self._data.send(header, payload)
 
+    def _send_whole(self, header: Header) -> None:
+        """Send from within a sync call. A cancellation that comes meanwhile waits."""
+        call, self._running = self._running, None
+        try:
+            self._send(header)
+        finally:
+            self._running = call
+        if call in self._cancelled:
+            raise _Cancelled
+
     def _meet(self, key: str, of: list[int], value: str | None, timeout: float) -> str:
         """Wait until the processes `of` of the call have all come here, and get the value that one brings."""
         if threading.get_ident() != self._main:
             raise UsageError("processes can only meet in a sync function", "make this endpoint a `def`")
         event, answer = self._met.setdefault(key, (threading.Event(), []))
-        self._send({"k": "meet", "key": key, "i": self._running, "of": of, "v": value})
+        self._send_whole({"k": "meet", "key": key, "i": self._running, "of": of, "v": value})
         try:
             if not event.wait(timeout):
                 raise TimeoutError(f"the other processes of the call did not all come within {timeout:g} s")
@@ -266,8 +279,10 @@ def _refusal(header: Header, error: BaseException, prefix: str) -> tuple[Header,
         payload = dump(error.with_traceback(None), LIMIT, "the exception")
     except Exception:
         payload = b""
-    what = f"{prefix}: " if prefix else ""
-    words = f"{what}{type(error).__name__}: {error}"
+    words = f"{prefix}: " if prefix else ""
+    words += type(error).__name__
+    with contextlib.suppress(Exception):  # its own text may raise
+        words += f": {error}"
     return {"k": "r", "i": header["i"], "error": words[:2000], "trace": text[-20_000:]}, payload
 
 

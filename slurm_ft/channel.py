@@ -86,6 +86,10 @@ class OnlyAgents:
         return key == self._public
 
 
+LONGEST_MESSAGE = 16 << 20
+"""Bytes. The longest message of an agent is a traceback."""
+
+
 class Server:
     """The controller's end. Peers are named by bytes that they choose (see `Client`)."""
 
@@ -105,6 +109,8 @@ class Server:
         self._gate.configure_curve_callback(credentials_provider=OnlyAgents(agent_public))
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
+        # Who has no key is refused after the frame that says so has been read, however long that is.
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LONGEST_MESSAGE)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         if ":" in host:

@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from slurm_ft.controller.peers import Peers
-from slurm_ft.controller.state import RunState
+from slurm_ft.controller.state import FINAL, RunState, State
 
 REPEAT = 2.0
 
@@ -27,6 +27,7 @@ class Asking:
             "why": why,
             "within": within,
             "attempts": {str(replica): attempt for replica, attempt in running.items()},
+            "replicas": [r.id for r in state.replicas if r.state not in FINAL | {State.FINISHED}],
             "hosts": {str(replica): len(state.replicas[replica].hosts) for replica in running},
         }
 

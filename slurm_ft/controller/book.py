@@ -6,7 +6,7 @@ and once more when an attempt ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,21 +40,20 @@ class Book:
     def page(self, replica: int) -> Page:
         return self.pages.setdefault(replica, Page())
 
-    def replay(self, events: Iterable[Event]) -> None:
+    def replay(self, event: Event) -> None:
         """Take in what an earlier controller has recorded."""
-        for event in events:
-            if event.replica is None:
-                continue
-            if event.kind is Kind.RANKS_STARTED:
-                self.started(event.replica, int(event.data["attempt"]))
-            elif event.kind is Kind.PROGRESS:
-                self.progress(event.replica, event.data)
-            elif event.kind is Kind.COMMIT:
-                self.commit(event.replica, event.data)
-            elif event.kind is Kind.MEMBER and event.data.get("attempt") == self.page(event.replica).attempt:
-                self.page(event.replica).member = event.data.get("id")
-            elif event.kind is Kind.SURVIVORS_TOLD:
-                self.page(event.replica).member = None
+        if event.replica is None:
+            return
+        if event.kind is Kind.RANKS_STARTED:
+            self.started(event.replica, int(event.data["attempt"]))
+        elif event.kind is Kind.PROGRESS:
+            self.progress(event.replica, event.data)
+        elif event.kind is Kind.COMMIT:
+            self.commit(event.replica, event.data)
+        elif event.kind is Kind.MEMBER and event.data.get("attempt") == self.page(event.replica).attempt:
+            self.page(event.replica).member = event.data.get("id")
+        elif event.kind is Kind.SURVIVORS_TOLD:
+            self.page(event.replica).member = None
 
     def started(self, replica: int, attempt: int) -> None:
         page = self.page(replica)

@@ -32,6 +32,7 @@ from slurm_ft.controller import hurt, requests, returns, saving
 from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.deliveries import Deliveries, Verdict
+from slurm_ft.controller.history import History
 from slurm_ft.controller.keepers import Keepers
 from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
@@ -39,12 +40,12 @@ from slurm_ft.controller.pace import Pace, hanging, stuck_at_start
 from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.spares import SpareWatch
-from slurm_ft.controller.state import CHECKPOINT, FINAL, RANKS_RUN, STEP_EXISTS, Replica, RunState, State, fold
+from slurm_ft.controller.state import CHECKPOINT, FINAL, RANKS_RUN, STEP_EXISTS, Replica, State
 from slurm_ft.controller.steps import Steps
 from slurm_ft.controller.survivors import gone
 from slurm_ft.controller.tenure import Tenure
 from slurm_ft.errors import EXIT_TRY_AGAIN, LaunchError
-from slurm_ft.events import Clock, Event, EventLog, Kind, read
+from slurm_ft.events import Clock, Event, EventLog, Kind
 from slurm_ft.launch import Launcher, probe
 from slurm_ft.launch.base import Ended
 from slurm_ft.mesh.layout import assign
@@ -151,8 +152,10 @@ class Controller:
     async def run(self, hosts: list[str], job_id: str, host: str) -> int:
         """Look after the run until it is over; gives its exit code."""
         self._host = host
-        self._open_epoch()
-        adopted = self._recover()
+        self._do(self._tenure.keep(self._able, self._changed.set))
+        history = await asyncio.to_thread(History.of, self._paths.events, self._spec.replica.ranks_per_host)
+        self._open_epoch(history.epoch)
+        adopted = self._recover(history)
         if not adopted:
             self._begin(hosts, job_id, host)
         self.supervisor.take(
@@ -166,8 +169,8 @@ class Controller:
             loop.add_signal_handler(number, partial(self._stop, why, code))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
         for work in (
-            self._tenure.keep(self._able, self._changed.set), self._listen(), self._tick(), self._read_requests(),
-            self._write_states(), self._look_again(), self._spares.run(),
+            self._listen(), self._tick(), self._read_requests(), self._write_states(), self._look_again(),
+            self._spares.run(),
         ):  # fmt: skip
             self._do(work)
         while self.supervisor.state.ended is None:
@@ -181,9 +184,9 @@ class Controller:
                 await self._changed.wait()
         return await self._end(self.supervisor.state.ended)
 
-    def _open_epoch(self) -> None:
-        """Begin our epoch in the log, unless a controller before this one has."""
-        if max((event.epoch for event in read(self._paths.events)), default=0) >= self._tenure.epoch:
+    def _open_epoch(self, written: int) -> None:
+        """Begin our epoch in the log, unless a controller before this one has: `written` is the highest there."""
+        if written >= self._tenure.epoch:
             return
         claim = self._tenure.claim
         self.supervisor.take(
@@ -212,20 +215,16 @@ class Controller:
         self._server.close()
         return EXIT_DEPOSED
 
-    def _recover(self) -> bool:
+    def _recover(self, history: History) -> bool:
         """Is this a session that an earlier controller began? Then take its state from the log."""
-        events = list(read(self._paths.events))
-        starts = [index for index, event in enumerate(events) if event.kind is Kind.RUN_STARTED]
-        self._before = fold(events[starts[-1] :]) if starts else RunState()
-        self._saves = [event for event in events if event.kind is Kind.SAVE_ENDED and event.data.get("complete")]
-        if not starts or events[starts[-1]].data.get("session") != self._session:
+        self._before, self._saves = history.state, history.saves
+        if history.started is None or history.started.data.get("session") != self._session:
             return False
-        self.supervisor.state = self._before
-        self._facts = {**events[starts[-1]].data, "started": events[starts[-1]].t, "head_host": self._host}
-        self._book.replay(events[starts[-1] :])
-        self._deliveries.replay(events[starts[-1] :])
-        self._keepers.replay(events[starts[-1] :])
-        self.supervisor.unsure = {r.id for r in self._before.replicas if r.state is State.PENDING}
+        self.supervisor.state = history.state
+        self._facts = {**history.started.data, "started": history.started.t, "head_host": self._host}
+        self._book, self._deliveries = history.book, history.deliveries
+        self._keepers.replay(history.keepers)
+        self.supervisor.unsure = {r.id for r in history.state.replicas if r.state is State.PENDING}
         return True
 
     def _begin(self, hosts: list[str], job_id: str, host: str) -> None:

@@ -6,7 +6,6 @@ learns from it which numbers it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
 
 from slurm_ft.events import Event, Kind
@@ -29,20 +28,19 @@ class Deliveries:
     def __init__(self, ranks_per_host: int) -> None:
         self._ranks_per_host = ranks_per_host
         self._last: dict[Who, int] = {}
+        self._steps: dict[int, int] = {}  # of each replica, as far as it was replayed
 
-    def replay(self, events: Iterable[Event]) -> None:
-        """Take in what earlier controllers have written."""
-        steps: dict[int, int] = {}
-        for event in events:
-            replica, data = event.replica, event.data
-            if replica is None:
-                continue
-            if event.kind is Kind.STEP_LAUNCHED:
-                steps[replica] = int(data["step"])
-            elif "n" in data:
-                index = int(data["index"]) if "index" in data else int(data["rank"]) // self._ranks_per_host
-                who = (replica, steps.get(replica, 0), index)
-                self._last[who] = max(self.last(who), int(data["n"]))
+    def replay(self, event: Event) -> None:
+        """Take in what an earlier controller has written."""
+        replica, data = event.replica, event.data
+        if replica is None:
+            return
+        if event.kind is Kind.STEP_LAUNCHED:
+            self._steps[replica] = int(data["step"])
+        elif "n" in data:
+            index = int(data["index"]) if "index" in data else int(data["rank"]) // self._ranks_per_host
+            who = (replica, self._steps.get(replica, 0), index)
+            self._last[who] = max(self.last(who), int(data["n"]))
 
     def begins(self, who: Who, first: int) -> None:
         """The agent can tell again what it has told from number `first` on; what came before counts as told."""

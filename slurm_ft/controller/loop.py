@@ -11,7 +11,6 @@ next step's number is kept clear (`unsure`, `taken`).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -120,7 +119,7 @@ class Supervisor:
                 if before.pid is not None:
                     self._effects.end_step(before, grace)
             case supervise.EndSave(id, outcome):
-                self.take(Kind.SAVE_ENDED, id=id, **dataclasses.asdict(outcome))
+                self.take(Kind.SAVE_ENDED, id=id, **outcome.data)
             case supervise.EndRun(code, why):
                 self.take(Kind.RUN_ENDED, code=code, why=why)
 

@@ -17,7 +17,7 @@ when all its ranks that can save have saved the same step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_ft.events import Event, Kind
@@ -38,7 +38,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Save:
-    """One save. `attempts` are those of the replicas that were asked; `due` is when to wait no longer."""
+    """One save. `attempts` are those of the replicas that were asked, `replicas` all that have a part to save: one that
+    was being started again has, and cannot be asked. `due` is when to wait no longer."""
 
     id: str
     due: float
@@ -48,6 +49,7 @@ class Save:
     ranks: frozenset[Spot] = frozenset()
     signalled: frozenset[Spot] = frozenset()
     answers: tuple[tuple[Spot, Answer], ...] = ()
+    replicas: frozenset[int] = frozenset()
 
     def asked(self, replica: int, attempt: int) -> bool:
         return self.attempts.get(replica) == attempt
@@ -55,12 +57,22 @@ class Save:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a save came to: `step` and `path` of a complete one."""
+    """What a save came to: `step` and `path` of a complete one. Where replicas train each for itself, `parts` has
+    what each saved: {replica: (step, path)}."""
 
     complete: bool
     why: str
     step: int = 0
     path: str = ""
+    parts: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The data of a SAVE_ENDED."""
+        parts = {str(replica): list(part) for replica, part in self.parts.items()}
+        return {"complete": self.complete, "why": self.why, "step": self.step, "path": self.path} | (
+            {"parts": parts} if parts else {}
+        )
 
 
 def requested(event: Event) -> Save:
@@ -69,7 +81,8 @@ def requested(event: Event) -> Save:
     attempts = {int(replica): int(attempt) for replica, attempt in data.get("attempts", {}).items()}
     hosts = frozenset((int(r), index) for r, count in data.get("hosts", {}).items() for index in range(int(count)))
     due = event.t + float(data.get("within", 0.0))
-    return Save(str(data.get("id", "")), due, str(data.get("why", "")), attempts, hosts)
+    replicas = frozenset(map(int, data.get("replicas", attempts)))
+    return Save(str(data.get("id", "")), due, str(data.get("why", "")), attempts, hosts, replicas=replicas)
 
 
 def observe(save: Save, event: Event) -> Save:
@@ -110,14 +123,15 @@ def outcome(save: Save, collective: bool) -> Outcome:
             return Outcome(False, "the ranks were asked by a signal, which has no answer")
         return Outcome(False, "no rank has answered in time" if save.ranks or save.hosts else "no rank can save")
     errors = [f"rank {r} of replica {n}: {answer.error}" for (n, r), answer in save.answers if answer.error]
-    replicas = sorted(save.attempts)
-    whole = {r: steps for r in replicas if (steps := _whole(save, r, answers)) is not None}
+    replicas = sorted(save.replicas)
+    whole = {r: steps for r in save.attempts if (steps := _whole(save, r, answers)) is not None}
     writers = [r for r in whole if any(a.wrote for (n, _), a in save.answers if n == r)]
     if collective and writers:
         best = max(writers, key=lambda r: whole[r])
         return Outcome(True, _by(writers), whole[best], _path(save, best))
-    if not collective and len(writers) == len(replicas):
-        return Outcome(True, _by(writers), min(whole.values()), _path(save, writers[0]))
+    if not collective and set(writers) >= set(replicas):
+        parts = {r: (whole[r], _path(save, r)) for r in writers}
+        return Outcome(True, _by(writers), *min(parts.values()), parts if len(parts) > 1 else {})
     if errors:
         return Outcome(False, errors[0])
     left = [r for r in replicas if r not in whole]
@@ -146,6 +160,7 @@ def marker(events: Iterable[Event], kept: int = 10) -> dict[str, Any]:
     """`saved.json`: the newest complete saves of a run's events, the newest last."""
     saves = [
         {"step": e.data.get("step"), "path": e.data.get("path", ""), "t": round(e.t, 3), "id": e.data.get("id")}
+        | ({"parts": e.data["parts"]} if e.data.get("parts") else {})
         for e in events
         if e.kind is Kind.SAVE_ENDED and e.data.get("complete")
     ]

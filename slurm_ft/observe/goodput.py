@@ -117,9 +117,10 @@ def _basis(ledger: Ledger) -> str:
 
 def _windows(ledger: Ledger) -> Iterator[tuple[Session, tuple[float, float]]]:
     """The sessions that count, each with its window."""
-    begun = False
+    begun, basis = False, _basis(ledger)
     for session in ledger.sessions:
-        start = session.started if begun else session.first_progress
+        firsts = [_first(attempt, basis) for attempt in session.attempts.values()]
+        start = session.started if begun else min((t for t in firsts if t is not None), default=None)
         if start is None:
             continue
         begun = True
@@ -201,9 +202,14 @@ def _from_progress(attempt: Attempt, session: Session, mark: Mark, running: bool
 
 
 def _from_time(attempt: Attempt, session: Session, mark: Mark, running: bool) -> Iterator[Piece]:
-    if attempt.first is not None:
-        lasts = attempt.ended_well or running
-        yield Piece(attempt.first, _end(attempt, session), float(lasts))
+    begun = _first(attempt, "time")
+    assert begun is not None
+    yield Piece(begun, _end(attempt, session), float(attempt.ended_well or running))
+
+
+def _first(attempt: Attempt, basis: str) -> float | None:
+    """When the attempt began to train: by its first progress, or by its start where the program reports none."""
+    return attempt.started if basis == "time" and attempt.first is None else attempt.first
 
 
 _PIECES = {"commits": _from_commits, "progress": _from_progress, "time": _from_time}

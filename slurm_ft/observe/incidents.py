@@ -180,13 +180,16 @@ class IncidentBook:
             incident.outcome, incident.why = outcome, why
 
     def _run_ended(self, event: Event) -> None:
+        head = self._open.get(HEAD)
+        if head is not None and "adopted" in head.stages:
+            self._close(HEAD, "healed", "")  # nothing was committed after it, or nothing ever is
         for replica in list(self._open):
             self._close(replica, "interrupted", str(event.data.get("why", "")))
 
     def _advance(self, incident: Incident, event: Event, t: float, commit: Commit | None) -> None:
         kind, data = event.kind, event.data
         if kind is Kind.HOST_REPLACED:
-            incident.rung = SPARE
+            incident.rung = SPARE if data.get("bad") != data.get("spare") else ""  # its own host is back
         elif kind is Kind.STEP_LAUNCHED:
             incident.rung = SPARE if incident.rung == SPARE else BY_STEP
         elif kind is Kind.RANKS_STARTED and incident.relaunched_attempt is None:

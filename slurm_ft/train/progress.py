@@ -64,7 +64,9 @@ class Channel:
             return
         packet = json.dumps({"type": kind, "m": time.monotonic(), **fields}, default=_plain).encode()
         with self._lock:
-            self._waiting.append(packet[:PACKET_BYTES])
+            if self._socket is None or len(packet) > PACKET_BYTES:  # what is cut short cannot be read
+                return
+            self._waiting.append(packet)
             try:
                 while self._waiting:
                     self._socket.send(self._waiting[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

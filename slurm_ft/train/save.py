@@ -35,6 +35,9 @@ from slurm_ft.train import progress
 STEPS_AHEAD = 2
 """How many steps after rank 0 has heard of it a replica of several ranks saves."""
 
+ERROR_LETTERS = 2000
+"""Of a failure's text, which may hold a traceback of each rank."""
+
 Callback = Callable[[int], "str | os.PathLike[str] | None"]
 
 
@@ -76,12 +79,15 @@ class Saver:
         if self._store is None:
             return heard
         key = f"slurm_ft/save/{self._count}"
-        if self._target is None and self._rank == 0 and heard:
-            self._target = heard, self._polls + STEPS_AHEAD
-            self._store.set(key, json.dumps(self._target))
-        elif self._target is None and self._rank and self._store.check([key]):
-            id, poll = json.loads(self._store.get(key))
-            self._target = str(id), int(poll)
+        try:
+            if self._target is None and self._rank == 0 and heard:
+                self._target = heard, self._polls + STEPS_AHEAD
+                self._store.set(key, json.dumps(self._target))
+            elif self._target is None and self._rank and self._store.check([key]):
+                id, poll = json.loads(self._store.get(key))
+                self._target = str(id), int(poll)
+        except RuntimeError:  # torch's: the store went with rank 0, which has trained its last step
+            return ""
         if self._target is None or self._polls < self._target[1]:
             return ""
         id, self._target, self._count = self._target[0], None, self._count + 1
@@ -99,7 +105,7 @@ class Saver:
     def answer(self, step: int, path: str, wrote: bool, error: str) -> None:
         channel = progress.channel()
         if self._current and channel is not None:
-            channel.send("saved", id=self._current, step=step, path=path, wrote=wrote, error=error)
+            channel.send("saved", id=self._current, step=step, path=path, wrote=wrote, error=error[:ERROR_LETTERS])
         self._done.add(self._current)
         self._current = ""
 
@@ -109,11 +115,13 @@ class Saver:
             return
         try:
             path = self.callback(step)
-        except Exception as failure:  # what cannot be saved must not end what can be trained
-            traceback.print_exc()
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as failure:  # torch's CheckpointException is no Exception
+            traceback.print_exc()  # what cannot be saved must not end what can be trained
             self.answer(step, "", False, f"{type(failure).__name__}: {failure}")
             return
-        self.answer(step, os.fspath(path) if path else "", True, "")
+        self.answer(step, os.fspath(path) if isinstance(path, (str, os.PathLike)) else "", True, "")
 
 
 def _store() -> Any:
@@ -173,6 +181,12 @@ def saved(step: int, path: str | os.PathLike[str] = "", wrote: bool = True, erro
         here.answer(step, os.fspath(path), wrote, error)
 
 
+def _part(item: Mapping[str, Any], replica: str) -> LastSave:
+    """A save of `saved.json`: where replicas train each for itself, what this one saved."""
+    step, path = item.get("parts", {}).get(replica) or (item["step"], item["path"])
+    return LastSave(int(step), str(path), float(item["t"]))
+
+
 def last_save(run: str | os.PathLike[str] | None = None) -> LastSave | None:
     """The newest complete save of the run (this rank's by default) whose path, if it has one, is still there."""
     folder = run or os.environ.get("SLURM_FT_RUN")
@@ -180,7 +194,7 @@ def last_save(run: str | os.PathLike[str] | None = None) -> LastSave | None:
         return None
     try:
         saves = json.loads((Path(folder) / "saved.json").read_text(encoding="utf-8"))["saves"]
-        known = [LastSave(int(item["step"]), str(item["path"]), float(item["t"])) for item in saves]
+        known = [_part(item, os.environ.get("SLURM_FT_REPLICA", "")) for item in saves]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     for save in reversed(known):

@@ -16,7 +16,7 @@ import zmq
 import zmq.auth
 
 from slurm_ft import channel
-from slurm_ft.channel import Client, Message, Server, make_keys
+from slurm_ft.channel import LONGEST_MESSAGE, Client, Message, Server, make_keys
 from slurm_ft.errors import LaunchError, RunFolderError
 from slurm_ft.paths import RunPaths
 from tests.waiting import until
@@ -146,6 +146,26 @@ def test_who_does_not_hold_the_agents_secret_key_is_refused_and_nothing_is_heard
                 assert types(heard) == ["hello"]
                 server.send(b"0.0", {"type": "alive"})
                 await until(lambda: answers)
+
+    run(story)
+
+
+def test_who_has_no_key_cannot_fill_the_controllers_memory(paths: RunPaths) -> None:
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    frame = b"\x06" + (LONGEST_MESSAGE + 1).to_bytes(8, "big")
+
+    def refused(endpoint: str) -> bool:
+        host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+        with socket.create_connection((host, int(port)), 10) as connection:
+            connection.sendall(greeting + frame)
+            with contextlib.suppress(ConnectionError):
+                while connection.recv(4096):  # its own greeting, and then the end
+                    pass
+        return True
+
+    async def story() -> None:
+        async with serving(paths) as (server, _):
+            assert await asyncio.to_thread(refused, server.endpoint)
 
     run(story)
 

@@ -48,7 +48,8 @@ def test_each_piece_of_news_is_written_once_and_in_order(story: list[str]) -> No
             outbox.tell({"type": "commit", "told": told})
         elif move == "controller dies":
             controller, known = Deliveries(1), False
-            controller.replay(log)
+            for event in log:
+                controller.replay(event)
         if move.endswith("lose"):
             wire.clear()
         asked = deliver() or move == "who"
@@ -76,12 +77,11 @@ def test_what_is_told_again_is_older_by_the_time_that_has_passed() -> None:
 
 def test_a_new_step_counts_from_the_start() -> None:
     deliveries = Deliveries(2)
-    deliveries.replay(
-        [
-            Event(0.0, Kind.STEP_LAUNCHED, 0, {"step": 1}),
-            Event(0.0, Kind.COMMIT, 0, {"rank": 3, "n": 9}),
-            Event(0.0, Kind.STEP_LAUNCHED, 0, {"step": 2}),
-            Event(0.0, Kind.AGENT_CLEARED, 0, {"index": 1, "n": 2}),
-        ]
-    )
+    for event in (
+        Event(0.0, Kind.STEP_LAUNCHED, 0, {"step": 1}),
+        Event(0.0, Kind.COMMIT, 0, {"rank": 3, "n": 9}),
+        Event(0.0, Kind.STEP_LAUNCHED, 0, {"step": 2}),
+        Event(0.0, Kind.AGENT_CLEARED, 0, {"index": 1, "n": 2}),
+    ):
+        deliveries.replay(event)
     assert [deliveries.last((0, step, 1)) for step in (1, 2)] == [9, 2]

@@ -97,6 +97,20 @@ def test_numbers_of_torch_are_sent_as_numbers_and_nothing_else_makes_reporting_r
     with_socket(story)
 
 
+def test_a_packet_that_is_too_long_is_left_out_and_the_next_one_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(ranks: RankSocket, packets: Packets) -> None:
+        monkeypatch.setenv("RANK", "0")
+        channel = progress.Channel(ranks.name)
+        channel.send("saved", error="x" * (progress.PACKET_BYTES + 1))
+        channel.send("progress", step=3)
+        await until(lambda: packets)
+        assert packets[0][1]["step"] == 3
+        channel._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+        channel._socket.close()  # type: ignore[union-attr]
+
+    with_socket(story)
+
+
 def test_a_rank_that_never_came_cannot_be_told_anything() -> None:
     async def story(ranks: RankSocket, packets: Packets) -> None:
         assert not ranks.send(0, {"type": "exit", "code": 3})

@@ -103,6 +103,14 @@ def test_without_any_report_only_what_ended_well_counts() -> None:
     assert goodput(h.sorted()).basis == "time"
 
 
+def test_a_script_that_reports_nothing_at_all_is_measured_by_its_time() -> None:
+    h = History(1).launch(0.1, 0).ranks(1.0, 0).killed(3.0, 0, age=0.0).cleared(3.1, 0).ranks(4.0, 0, 2, "in place")
+    h.at(11.0, Kind.RANK_DONE, 0, attempt=2, rank=0)
+    h.at(11.0, Kind.RUN_ENDED, None, code=0, why="")
+    found = goodput(h.sorted())
+    assert (found.basis, found.useful, found.possible) == ("time", pytest.approx(7.0), pytest.approx(10.0))
+
+
 def test_a_replica_that_ended_well_before_the_others_is_finished_and_not_away() -> None:
     h = History(2)
     for replica in range(2):

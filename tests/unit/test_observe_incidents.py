@@ -65,6 +65,16 @@ def test_a_lost_agent_is_an_incident_repaired_by_step() -> None:
     assert round(incident.stages["committed"], 3) == 7.0
 
 
+def test_a_host_that_came_back_to_its_own_replica_is_no_spare() -> None:
+    for spare, rung in (("node1", "by step"), ("node9", "spare")):
+        h = two_training().at(5.0, Kind.AGENT_LOST, 0, step=1, index=0, host="node1", what="silent", age=3.0)
+        h.at(6.0, Kind.STEP_EXITED, 0, step=1, code=9, what="step 1 ended", age=0.0)
+        h.at(6.1, Kind.HOST_REPLACED, 0, bad="node1", spare=spare)
+        h.launch(7.1, 0, step=2).ranks(7.5, 0, 2).joins(8.0, 0, 2).commit(9.0, 0, 3, attempt=2)
+        (incident,) = incidents(h.sorted())
+        assert (incident.outcome, incident.rung) == ("healed", rung)
+
+
 def test_a_step_that_leaves_by_itself_is_an_incident() -> None:
     h = two_training().at(5.0, Kind.STEP_EXITED, 0, step=1, code=1, what="step 1 ended with exit code 1", age=0.1)
     (incident,) = incidents(h.sorted())

@@ -69,7 +69,17 @@ def test_a_torchft_run_is_saved_when_one_whole_replica_has_written() -> None:
 def test_independent_replicas_are_saved_when_all_have_written() -> None:
     save = answered(asked(asked(begun(), 0, [0]), 1, [0]), 0, step=20)
     assert saving.outcome(save, False) == Outcome(False, "not all ranks of replica 1 have saved")
-    assert saving.outcome(answered(save, 1, step=18), False) == Outcome(True, "written by replicas 0, 1", 18)
+    whole = saving.outcome(answered(save, 1, step=18, path="/b"), False)
+    assert whole == Outcome(True, "written by replicas 0, 1", 18, "/b", {0: (20, ""), 1: (18, "/b")})
+    assert whole.data["parts"] == {"0": [20, ""], "1": [18, "/b"]}
+
+
+def test_nor_without_one_that_was_being_started_again_and_could_not_be_asked() -> None:
+    data = {"id": "s", "within": 60.0, "attempts": {"0": 1}, "hosts": {"0": 1}, "replicas": [0, 2]}
+    save = saving.requested(Event(100.0, Kind.SAVE_REQUESTED, None, data))
+    save = answered(asked(save, 0, [0]), 0, path="/a")
+    assert saving.outcome(save, False) == Outcome(False, "not all ranks of replica 2 have saved")
+    assert saving.outcome(save, True).complete  # replicas of a torchft run are equal
 
 
 @pytest.mark.parametrize("second", [{"step": 8}, {"error": "OSError: full"}, None], ids=["step", "error", "silent"])

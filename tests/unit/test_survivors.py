@@ -40,11 +40,14 @@ def _event(kind: Kind, **data: object) -> Event:
 def test_a_restarted_controller_knows_the_members_and_whom_it_has_told() -> None:
     book = Book()
     started, member = _event(Kind.RANKS_STARTED, attempt=2), _event(Kind.MEMBER, attempt=2, id="r0:b")
-    book.replay([started, _event(Kind.MEMBER, attempt=1, id="r0:late"), member])
+    for event in [started, _event(Kind.MEMBER, attempt=1, id="r0:late"), member]:
+        book.replay(event)
     assert book.members == {0: "r0:b"}
-    book.replay([_event(Kind.SURVIVORS_TOLD, member="r0:b", told=[1])])
+    for event in [_event(Kind.SURVIVORS_TOLD, member="r0:b", told=[1])]:
+        book.replay(event)
     assert book.members == {}
-    book.replay([started, member, _event(Kind.RANKS_STARTED, attempt=3)])
+    for event in [started, member, _event(Kind.RANKS_STARTED, attempt=3)]:
+        book.replay(event)
     assert book.members == {}
 
 

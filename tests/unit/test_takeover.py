@@ -146,6 +146,12 @@ def test_the_first_commit_may_come_before_the_last_agent_has_called() -> None:
     assert incident.outcome == "healed" and {"adopted", "committed"} <= incident.stages.keys()
 
 
+def test_a_head_that_was_replaced_after_the_last_commit_is_healed_all_the_same() -> None:
+    events = [event for event in history() if event.t < 113.0]
+    (incident,) = Ledger([*events, Event(120.0, Kind.RUN_ENDED, None, {"code": 0, "why": "done"}, 2)]).incidents.all
+    assert incident.outcome == "healed"
+
+
 def test_a_lost_head_is_told_in_one_line() -> None:
     told = [line for line in map(Narrator().line, history()) if line and "head" in line]
     assert [line.split("  ")[-1] for line in told] == ["the head on node1 was not heard for 10.0s: node2 takes over"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_ft.train import last_save, progress
-from slurm_ft.train.save import STEPS_AHEAD, Saver
+from slurm_ft.train.save import ERROR_LETTERS, STEPS_AHEAD, Saver
 
 
 class Store:
@@ -53,6 +53,54 @@ def test_a_rank_alone_saves_at_its_next_step_and_answers_once(wire: Wire) -> Non
     saver.at_step(3)
     assert steps == [2]
     assert wire.sent == [{"type": "saved", "id": "a", "step": 2, "path": "/ckpt/2", "wrote": True, "error": ""}]
+
+
+class NoException(BaseException):
+    """As torch's CheckpointException."""
+
+
+@pytest.mark.parametrize("failure", [NoException("full " * 1000), ValueError("full")])
+def test_whatever_a_save_raises_is_told_in_so_many_words(wire: Wire, failure: BaseException) -> None:
+    def save(step: int) -> str:
+        raise failure
+
+    saver = Saver(0, 1)
+    saver.callback = save
+    saver.hear({"id": "a"})
+    saver.at_step(1)
+    assert wire.sent[0]["error"].startswith(f"{type(failure).__name__}: full")
+    assert len(wire.sent[0]["error"]) <= ERROR_LETTERS
+
+
+def test_what_is_no_path_is_a_save_all_the_same(wire: Wire) -> None:
+    saver = Saver(0, 1)
+    saver.callback = lambda step: object()  # type: ignore[assignment, return-value]  # as dcp.save gives Metadata
+    saver.hear({"id": "a"})
+    saver.at_step(1)
+    assert (wire.sent[0]["path"], wire.sent[0]["wrote"]) == ("", True)
+
+
+def test_a_rank_whose_store_has_left_with_rank_0_trains_its_last_steps(wire: Wire) -> None:
+    class Gone(Store):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer")
+
+    saver = Saver(1, 2, Gone)
+    saver.callback = str
+    saver.at_step(1)
+    assert wire.sent == []
+
+
+def test_each_of_replicas_that_train_by_themselves_goes_on_from_what_it_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = {"step": 18, "path": "", "t": 1.0, "parts": {"0": [20, ""], "1": [18, str(tmp_path)]}}
+    (tmp_path / "saved.json").write_text(json.dumps({"saves": [save]}))
+    found = []
+    for replica in ("0", "1"):
+        monkeypatch.setenv("SLURM_FT_REPLICA", replica)
+        found.append(last_save(tmp_path))
+    assert [(save.step, save.path) for save in found if save] == [(20, ""), (18, str(tmp_path))]
 
 
 def test_a_save_that_fails_is_told_and_does_not_end_the_training(wire: Wire) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 PORTS = range(20_000, 32_000)
@@ -21,6 +23,31 @@ def free_port(host: str = "") -> int:
             probe.bind((host, port))
             return port
     raise OSError("no port between 20000 and 32000 is free")
+
+
+def reachable(name: str, others: Sequence[str]) -> str:
+    """An address of this host that the `others` reach, where `name` stands for it.
+
+    Debian lets a host's own name stand for 127.0.1.1: then it is the address from which we would talk to one of the
+    others. An address instead of a name is taken as it is. Raises OSError when there is none.
+    """
+    found = [str(item[4][0]) for item in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    if name in found or not others:
+        return found[0]
+    for other in others:
+        with contextlib.suppress(OSError):
+            far = str(socket.getaddrinfo(other, None, type=socket.SOCK_STREAM)[0][4][0])
+            found.append(address_towards(f"udp://[{far}]:9" if ":" in far else f"udp://{far}:9"))
+    for address in found:
+        if not is_of_one_host(address):
+            return address
+    raise OSError(f"it stands for {found[0]} here, which no other host reaches")
+
+
+def is_of_one_host(address: str) -> bool:
+    """Does this address lead nowhere but to the host itself, or to its link?"""
+    plain = ipaddress.ip_address(address.partition("%")[0])
+    return plain.is_loopback or plain.is_link_local
 
 
 def address_towards(endpoint: str) -> str:

@@ -161,9 +161,10 @@ def _release(paths: RunPaths, spec: RunSpec, claim: Claim) -> None:
     leases.Lease(paths.lease, claim).release(EXIT_TRY_AGAIN)
     if spec.cluster == "local":
         return
-    _say(f"{why}; releasing job {claim.job_id}")
-    while isinstance(answer := SlurmClient().cancel(claim.job_id), Unreachable):
-        _say(f"job {claim.job_id} cannot be released yet: {answer.reason}")
+    job = Session.read(paths).allocation.ordered
+    _say(f"{why}; releasing job {job}")
+    while isinstance(answer := SlurmClient().cancel(job), Unreachable):
+        _say(f"job {job} cannot be released yet: {answer.reason}")
         time.sleep(30)
 
 

@@ -107,6 +107,7 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
     """Submit the user's own script, and show its run as one of ours."""
     from slurm_ft.cli.submit_script import submission
     from slurm_ft.paths import RunPaths
+    from slurm_ft.slurm.client import cluster_of
     from slurm_ft.submit import chain
     from slurm_ft.submit import script as own
     from slurm_ft.submit.request import check_allowed
@@ -130,7 +131,7 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
         job_id = link(0, "", ())
         _show(options, script.name, job_id, RunPaths(run_dir.replace("%j", job_id)), "slurm")
         return
-    ids = chain.submit_links(options["chain"], link)
+    ids = chain.submit_links(options["chain"], link, cluster_of(os.environ, options["sbatch_args"]))
     paths = RunPaths(run_dir.replace("%j", ids[0]))
     paths.create()
     chain.record(paths, ids)
@@ -241,17 +242,17 @@ def _wait(paths: RunPaths, job_id: str, cluster: str, sbatch_args: Sequence[str]
         if code is None:
             raise SlurmFTError(f"run {job_id} ended without a last word", f"see `slurm-ft explain {paths.root}`")
         if code == EXIT_TRY_AGAIN and cluster == "slurm":
-            following = _goes_on(paths, job_id)
+            following = _goes_on(paths, job_id, where)
             if following:
                 job_id, history = following, 0
-                gone = JobWatch(paths, job_id, partial(click.echo, err=True))
+                gone = JobWatch(paths, job_id, partial(click.echo, err=True), cluster=where)
                 continue
         for line in last_words(paths, code):
             click.echo(line, err=True)
         return code
 
 
-def _goes_on(paths: RunPaths, job_id: str) -> str:
+def _goes_on(paths: RunPaths, job_id: str, where: str) -> str:
     """The job in which a run that had to end goes on, as soon as it does; '' when it does not."""
     from slurm_ft.submit import rejoin
     from slurm_ft.submit.slurm_job import JobWatch
@@ -261,5 +262,5 @@ def _goes_on(paths: RunPaths, job_id: str) -> str:
         return ""
     following, words = found
     click.echo(words, err=True)
-    gone = JobWatch(paths, following, partial(click.echo, err=True))
+    gone = JobWatch(paths, following, partial(click.echo, err=True), cluster=where)
     return following if rejoin.begun_again(paths, gone) else ""

@@ -15,6 +15,12 @@ from slurm_ft.submit.script import Script, Submission, missing
 
 SBATCH = {"time_limit": "time", "partition": "partition", "account": "account", "qos": "qos", "mem": "mem",
           "gpus_per_node": "gpus-per-node", "cpus_per_node": "cpus-per-task"}  # fmt: skip
+OTHER_WORDS = {
+    "gpus-per-node": {"gres", "gpus", "gpus-per-task", "gpus-per-socket"},
+    "mem": {"mem-per-cpu", "mem-per-gpu"},
+    "cpus-per-task": {"cpus-per-gpu"},
+}
+"""Other options by which a script asks for the same: a setting is not laid over them."""
 EXTENT = {"replicas", "nodes_per_replica", "spares"}
 
 
@@ -37,7 +43,7 @@ def submission(script: Script, options: dict[str, Any]) -> tuple[Submission, str
     asked = {
         SBATCH[name]: options[name]
         for name in SBATCH
-        if options[name] not in (None, "") and (name in typed or SBATCH[name] not in script.options)
+        if options[name] not in (None, "") and (name in typed or not _asks_for(script, SBATCH[name]))
     }
     asked |= {} if "job-name" in script.options else {"job-name": script.name}
     if nodes and ("nodes" not in script.options or typed & EXTENT):
@@ -46,6 +52,11 @@ def submission(script: Script, options: dict[str, Any]) -> tuple[Submission, str
     arguments = (*missing(script), *named, *options["sbatch_args"])
     request = Submission(script, arguments, tuple(options["command"][1:]), (*words, f"--run-dir={run_dir}"))
     return request, run_dir, nodes or 2
+
+
+def _asks_for(script: Script, name: str) -> bool:
+    """Do the script's own lines ask for this, by whatever words?"""
+    return not script.options.keys().isdisjoint({name} | OTHER_WORDS.get(name, set()))
 
 
 def _source(context: click.Context, name: str) -> str:

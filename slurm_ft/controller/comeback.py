@@ -109,10 +109,17 @@ def links_after(paths: RunPaths, job_id: str) -> tuple[str, ...]:
 
 
 def come_back(
-    paths: RunPaths, job_id: str, code: int, may_requeue: bool, client: SlurmClient | None = None, idle: bool = False
+    paths: RunPaths,
+    job_id: str,
+    code: int,
+    may_requeue: bool,
+    client: SlurmClient | None = None,
+    idle: bool = False,
+    task: str = "",
 ) -> Plan:
     """Do what is to be done for the job that has just run the run to this exit code; gives what was done. With `idle`
-    sessions without progress do not count: those of a program that reports none."""
+    sessions without progress do not count: those of a program that reports none. `task` is how Slurm calls a job that
+    is a task of an array."""
     client = client or SlurmClient()
     links = links_after(paths, job_id)
     end = ending(read(paths.events), code)
@@ -120,7 +127,7 @@ def come_back(
         end = replace(end, idle=0)
     if not links and code != EXIT_TRY_AGAIN:
         return Plan()
-    answer = client.job(job_id)
+    answer = client.job(task or job_id)
     chosen = plan(end, links, answer if isinstance(answer, JobView) else None, may_requeue, job_id)
     for link in chosen.cancel:
         with contextlib.suppress(UsageError):
@@ -129,7 +136,7 @@ def come_back(
         with contextlib.suppress(OSError):
             write_json(paths.again, {"after": job_id, "job_id": chosen.next, "how": chosen.words})
     if chosen.requeue:
-        done = _requeued(client, job_id)
+        done = _requeued(client, task or job_id)
         if not isinstance(done, Done):
             with contextlib.suppress(OSError):
                 paths.again.unlink()

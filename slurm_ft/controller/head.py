@@ -51,7 +51,7 @@ from slurm_ft.errors import (
 from slurm_ft.launch import local
 from slurm_ft.launch.base import Watched
 from slurm_ft.launch.session import Session
-from slurm_ft.launch.srun import allocation_from
+from slurm_ft.launch.srun import allocation_from, array_task
 from slurm_ft.lease import RENEW, Deposed, Lease, Watch
 from slurm_ft.paths import RunPaths, read_json, write_atomic, write_json
 from slurm_ft.spec import RunSpec
@@ -343,7 +343,7 @@ def look_after(paths: RunPaths, place: Place) -> int:
     try:
         code = govern(paths, spec, place, lease)
         if spec.cluster == "slurm":
-            words = come_back(paths, place.job_id, code, spec.policy.requeue).words
+            words = come_back(paths, place.job_id, code, spec.policy.requeue, task=array_task(os.environ)).words
             if words:
                 print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
         return code
@@ -368,7 +368,7 @@ def _begin_session(spec: RunSpec, place: Place) -> Session:
     if spec.cluster == "local":
         return session
     found = allocation_from(os.environ)
-    return replace(session, cpus_per_host=found.cpus_per_host, gpus_per_host=found.gpus_per_host)
+    return replace(session, cpus_per_host=found.cpus_per_host, gpus_per_host=found.gpus_per_host, task=found.task)
 
 
 def give_back(paths: RunPaths, spec: RunSpec, lease: Lease, code: int) -> None:

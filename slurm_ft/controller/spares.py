@@ -15,6 +15,7 @@ from slurm_ft.controller.state import RunState
 from slurm_ft.events import Kind
 from slurm_ft.hostspec import HostSpec
 from slurm_ft.launch import Launcher
+from slurm_ft.launch.srun import UNANSWERED
 
 SECONDS = 50.0
 """For one look; Slurm ends the step after a minute by itself."""
@@ -44,6 +45,8 @@ class SpareWatch:
         state = self._state()
         if host not in state.spares:  # it was taken meanwhile
             return
+        if what.startswith("srun: ") and UNANSWERED.search(what):
+            return  # Slurm did not answer, which says nothing of the host
         if what and state.unfit.get(host) != what:
             self._take(Kind.HOST_UNFIT, host, what)
         elif not what and host in state.unfit:

@@ -12,12 +12,13 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slurm_ft import __version__, env
+from slurm_ft.agent.address import reachable
 from slurm_ft.health import fabric, ring
 from slurm_ft.health.bounded import Check, bounded
 from slurm_ft.health.node import Wanted, checks
@@ -32,8 +33,14 @@ def look(order: Mapping[str, Any], host: str) -> dict[str, Any]:
     # Before the processes of the checks are forked: the others wait for it. A fork does not mind the one thread.
     if order["folder"]:
         try:
-            post = ring.Post(_address(wanted), order["word"])
-            ring.write_token(folder, host, {"address": _address(wanted), "port": post.port})
+            address = _address(wanted, [name for name in hosts if name != host])
+        except OSError as error:
+            address = ""
+            faults.append(f"this host has no address that the others reach: {error}")
+        try:
+            post = ring.Post(address, order["word"]) if address else None
+            if post is not None:
+                ring.write_token(folder, host, {"address": address, "port": post.port})
         except OSError as error:
             faults.append(f"{folder.parent} cannot be written: {error}")
     looks: dict[str, Check] = {"programs and libraries": partial(absent, order["folders"])}
@@ -59,12 +66,9 @@ def absent(folders: Mapping[str, str]) -> list[str]:
             if not Path(folder).is_dir()]  # fmt: skip
 
 
-def _address(wanted: Wanted) -> str:
-    """Where the others reach us: on the fabric; without one at what our name stands for."""
-    found = fabric.address(wanted.environ)
-    if found:
-        return found
-    return socket.gethostbyname(socket.gethostname())
+def _address(wanted: Wanted, others: Sequence[str]) -> str:
+    """Where the others reach us: on the fabric; without one at what our name stands for. Raises OSError."""
+    return fabric.address(wanted.environ) or reachable(socket.gethostname(), others)
 
 
 def main() -> None:

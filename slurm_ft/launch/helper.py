@@ -10,12 +10,20 @@ from slurm_ft.slurm.hostlist import compress
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a step asks for on each host: all that the job has there. `options` are the site's own, and come last."""
+    """What a step asks for on each host: all that the job has there. `options` are the site's own, and come last.
+    `task` is how Slurm calls the job where it is a task of an array (`100_1`): its number may be that of the whole
+    array, and an order to that would reach all tasks."""
 
     job_id: str
     cpus_per_host: int
     gpus_per_host: int = 0
     options: tuple[str, ...] = ()
+    task: str = ""
+
+    @property
+    def ordered(self) -> str:
+        """What orders and questions to Slurm call the job."""
+        return self.task or self.job_id
 
 
 MINUTES = 1

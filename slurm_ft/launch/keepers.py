@@ -89,7 +89,7 @@ def launch_by_srun(request: KeeperRequest, allocation: Allocation) -> list[StepH
     """Raises LaunchError when srun cannot be started."""
     argv = keeper_argv(request, allocation)
     process = _start(argv, step_environment(os.environ, str(request.paths.root)), request.log)
-    return [SrunStep(request, Listing(allocation.job_id), Watched(process.pid, process))]
+    return [SrunStep(request, Listing(allocation.ordered), Watched(process.pid, process))]
 
 
 def launch_here(request: KeeperRequest) -> list[StepHandle]:
@@ -144,7 +144,7 @@ class LocalKeeper:
 def adopt(request: KeeperRequest, allocation: Allocation | None, pid: int) -> StepHandle:
     """Take over a keeper, or a keepers' step, that an earlier controller has started."""
     watched = Watched(pid if _is_keeper(pid) else 0)
-    return LocalKeeper(watched) if allocation is None else SrunStep(request, Listing(allocation.job_id), watched)
+    return LocalKeeper(watched) if allocation is None else SrunStep(request, Listing(allocation.ordered), watched)
 
 
 def _is_keeper(pid: int) -> bool:

@@ -24,10 +24,11 @@ class Session:
     hosts: tuple[str, ...]
     cpus_per_host: int = 1
     gpus_per_host: int = 0
+    task: str = ""
 
     @property
     def allocation(self) -> Allocation:
-        return Allocation(self.job_id, self.cpus_per_host, self.gpus_per_host)
+        return Allocation(self.job_id, self.cpus_per_host, self.gpus_per_host, task=self.task)
 
     def write(self, paths: RunPaths) -> None:
         write_json(paths.session, dataclasses.asdict(self))

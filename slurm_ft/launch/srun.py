@@ -143,7 +143,7 @@ class SrunLauncher:
     def __init__(self, allocation: Allocation) -> None:
         self.allocation: Allocation | None = allocation
         self._allocation = allocation
-        self._listing = Listing(allocation.job_id)
+        self._listing = Listing(allocation.ordered)
 
     def launch(self, request: Request) -> SrunStep:
         argv = step_argv(request, self._allocation)
@@ -319,7 +319,14 @@ def allocation_from(surroundings: Mapping[str, str], options: Sequence[str] = ()
         cpus_per_host=min(_counts(cpus)),
         gpus_per_host=int(gpus) if gpus.isdigit() else 0,
         options=tuple(options),
+        task=array_task(surroundings),
     )
+
+
+def array_task(surroundings: Mapping[str, str]) -> str:
+    """`100_1` in a task of a job array, else ''."""
+    array, task = surroundings.get("SLURM_ARRAY_JOB_ID"), surroundings.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else ""
 
 
 def _counts(text: str) -> Sequence[int]:

@@ -252,7 +252,7 @@ def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:
         job = job_of(paths, snapshot)
         if not job:
             raise RunFailed("the job of this run is not known", "look for it with `squeue --me`, then `scancel` it")
-        return Cancellation(job_id=job)
+        return Cancellation(job_id=_ordered(paths, job))
     if not runs.is_held(paths, time.time()):
         raise RunFailed("nobody looks after this run: there is nothing to cancel", "see `slurm-ft status`")
     if holder is None:
@@ -264,6 +264,15 @@ def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:
             f"the run was started on {holder.host}: cancel it there, or use `slurm-ft stop`",
         )
     return Cancellation(pid=holder.pid)
+
+
+def _ordered(paths: RunPaths, job: str) -> str:
+    """What scancel is to call a job: `100_1` for a task of an array, whose number may be that of the whole array."""
+    with contextlib.suppress(RunFolderError):
+        session = read_json(paths.session)
+        if session.get("job_id") == job and session.get("task"):
+            return str(session["task"])
+    return job
 
 
 def is_head(pid: int, paths: RunPaths, proc: Path = Path("/proc")) -> bool:

@@ -19,15 +19,16 @@ SubmitLink = Callable[[int, str, tuple[str, ...]], str]
 further options of sbatch's; gives the job's id."""
 
 
-def submit_links(count: int, submit_link: SubmitLink) -> list[str]:
-    """Submit all links; gives their ids. When one is refused, those before it are cancelled and its error raised."""
+def submit_links(count: int, submit_link: SubmitLink, cluster: str = "") -> list[str]:
+    """Submit all links; gives their ids. When one is refused, those before it are cancelled, on the `cluster` that was
+    asked for, and its error raised."""
     ids: list[str] = []
     try:
         for number in range(1, count + 1):
             after = (f"--dependency=afterany:{ids[-1]}",) if ids else ()
             ids.append(submit_link(number, ids[0] if ids else "", after))
     except SlurmFTError:
-        client = SlurmClient()
+        client = SlurmClient(cluster=cluster)
         for job_id in reversed(ids):
             client.cancel(job_id)
         raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slurm_ft import env
+from slurm_ft.agent.address import reachable
 from slurm_ft.controller.head import Place
 from slurm_ft.errors import LaunchError, UsageError
 from slurm_ft.launch import local
@@ -39,10 +40,11 @@ def allocation_place(surroundings: Mapping[str, str]) -> Place:
             "please report this hostlist",
         )
     host = surroundings.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
-    return Place(surroundings["SLURM_JOB_ID"], hosts, host, head_address(host, surroundings))
+    others = [name for name in hosts if name != host]
+    return Place(surroundings["SLURM_JOB_ID"], hosts, host, head_address(host, surroundings, others))
 
 
-def head_address(host: str, surroundings: Mapping[str, str]) -> str:
+def head_address(host: str, surroundings: Mapping[str, str], others: Sequence[str] = ()) -> str:
     """The address of this host that the other hosts reach: what the user says, else Slurm's NodeAddr.
 
     NodeAddr is what Slurm itself uses between hosts, so it works where a host's own idea of its name does
@@ -50,10 +52,10 @@ def head_address(host: str, surroundings: Mapping[str, str]) -> str:
     """
     name = surroundings.get(env.ADDRESS) or _node_address(host, surroundings) or socket.gethostname()
     try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        return reachable(name, others)
     except OSError as error:
         raise LaunchError(
-            f"the address of this host, `{name}`, cannot be resolved: {error}",
+            f"the address of this host, `{name}`, cannot be used: {error}",
             f"set {env.ADDRESS} to an address that the other hosts can reach",
         ) from None
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from slurm_ft.config import Settings
 from slurm_ft.controller.head import open_run
 from slurm_ft.errors import UsageError
 from slurm_ft.paths import RunPaths
+from slurm_ft.slurm.client import cluster_of
 from slurm_ft.spec import RunSpec
 from slurm_ft.submit import chain, local_run, slurm_job
 
@@ -86,7 +88,7 @@ def to_chain(request: slurm_job.JobRequest, count: int, shared: bool = False) ->
         run_dir = request.run_dir.replace("%j", first) if first else request.run_dir
         return slurm_job.submit(replace(request, run_dir=run_dir, options=request.options + after, chain=number))
 
-    ids = chain.submit_links(count, link)
+    ids = chain.submit_links(count, link, cluster_of(os.environ, request.options))
     paths = RunPaths(request.run_dir.replace("%j", ids[0]))
     open_run(paths, request.spec)
     chain.record(paths, ids)

@@ -19,12 +19,14 @@ import re
 import shlex
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_ft import env
 from slurm_ft.errors import LaunchError, TryAgain, UsageError
+from slurm_ft.launch.srun import UNANSWERED
 from slurm_ft.slurm.client import command_environment
 from slurm_ft.submit.crossing import into_job
 
@@ -176,16 +178,34 @@ def _refused(words: str, possible: bool, request: Submission) -> None:
     raise LaunchError(f"Slurm refused the job: {words}", "see the call with `slurm-ft submit --dry-run`")
 
 
+ASK_AGAIN = (0.0, 2.0, 5.0, 10.0)
+"""Seconds before each question to a Slurm that does not answer."""
+
+
 def lines_of_job(surroundings: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of the # SLURM_FT lines of the script around us: from `submit`, else from Slurm, else none."""
+    """The words of the # SLURM_FT lines of the script around us: from `submit`, else from Slurm, else none.
+
+    Raises TryAgain when Slurm does not answer: without its lines the run would be another.
+    """
     if env.LINES in surroundings:
         return tuple(shlex.split(surroundings[env.LINES]))
     job_id = surroundings.get("SLURM_JOB_ID")
     if not job_id:
         return ()
-    try:
-        argv = ["scontrol", "write", "batch_script", job_id, "-"]
-        done = subprocess.run(argv, env=command_environment(surroundings), capture_output=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse(done.stdout.decode(errors="replace"), Path("the job's script")).words if done.returncode == 0 else ()
+    argv = ["scontrol", "write", "batch_script", job_id, "-"]
+    words = ""
+    for pause in ASK_AGAIN:
+        time.sleep(pause)
+        try:
+            done = subprocess.run(argv, env=command_environment(surroundings), capture_output=True, timeout=30)
+        except FileNotFoundError:
+            return ()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            words = str(error)
+            continue
+        if done.returncode == 0:
+            return parse(done.stdout.decode(errors="replace"), Path("the job's script")).words
+        words = " ".join(done.stderr.decode(errors="replace").split())
+        if not UNANSWERED.search(words):
+            return ()  # a job without a script, as of salloc
+    raise TryAgain(f"Slurm does not say what script job {job_id} has: {words}", "its # SLURM_FT lines are needed")

@@ -71,7 +71,7 @@ def _take_over(paths: RunPaths, epoch: int, host: str, address: str) -> int:
     local = spec.cluster == "local"
     place = Place(session.job_id, session.hosts, host, address)
     try:
-        warn_in = partial(time_until_warning, session.job_id, spec.policy)
+        warn_in = partial(time_until_warning, session.allocation.ordered, spec.policy)
         code = govern(paths, spec, place, lease, (lambda: None) if local else warn_in)
     except Deposed:
         return 0
@@ -80,7 +80,7 @@ def _take_over(paths: RunPaths, epoch: int, host: str, address: str) -> int:
         # A job whose batch host is dead cannot be put back, but a chain may have to be cancelled.
         if words := come_back(paths, session.job_id, code, may_requeue=False).words:
             print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
-        end_job(session.job_id)
+        end_job(session.allocation.ordered)
     return code
 
 

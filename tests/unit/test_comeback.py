@@ -11,6 +11,7 @@ import pytest
 from slurm_ft.controller import comeback
 from slurm_ft.controller.comeback import Ending, Plan
 from slurm_ft.controller.requests import STOP_WORDS
+from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, EventLog, Kind
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.slurm.client import Done, JobView, Unreachable
@@ -166,6 +167,34 @@ def test_a_submitit_task_has_had_its_time_only_when_submitit_says_so(tmp_path: P
     if outcome is not None:
         file.write_bytes(pickle.dumps(outcome))
     assert batch._has_had_its_time(file) is over
+
+
+def test_a_task_of_an_array_is_put_back_and_not_the_whole_array(paths: RunPaths) -> None:
+    client = Client(Done())
+    logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
+    done = comeback.come_back(paths, "12", 75, True, client, task="10_2")  # type: ignore[arg-type]
+    assert (done.next, client.done) == ("12", ["requeue 10_2"])
+
+
+def test_links_of_a_chain_that_is_refused_are_cancelled_on_their_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = list[str]()
+
+    class There:
+        def __init__(self, cluster: str) -> None:
+            clusters.append(cluster)
+
+        def cancel(self, job_id: str) -> None:
+            clusters.append(job_id)
+
+    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+        if number == 2:
+            raise LaunchError("refused", "")
+        return "12"
+
+    monkeypatch.setattr(chain, "SlurmClient", There)
+    with pytest.raises(LaunchError):
+        chain.submit_links(3, link, "b")
+    assert clusters == ["b", "12"]
 
 
 def test_the_links_after_a_job_are_those_behind_it(paths: RunPaths) -> None:

@@ -85,6 +85,19 @@ def test_a_spare_is_recorded_when_it_changes_and_not_each_time(tmp_path: Path, m
     assert watch.seen == [(Kind.HOST_UNFIT, "s2"), (Kind.HOST_FIT, "s2")]
 
 
+def test_a_slurm_that_does_not_answer_says_nothing_of_a_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(tmp_path, "s1")
+    lost = "Unable to contact slurm controller (connect failure)"
+    said = ""
+
+    async def fault(*_: object) -> str:
+        return said
+
+    monkeypatch.setattr(fitness, "fault", fault)
+    for said, unfit in ((f"srun: error: {lost}", {}), (lost, {"s1": lost})):  # noqa: B007 - `fault` reads it
+        assert watch.look("s1") == unfit
+
+
 def test_a_spare_that_was_taken_meanwhile_is_no_spare_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Watch(tmp_path).look("s1") == {}
 

@@ -13,6 +13,7 @@ from observe_histories import T0, History, failed_run, write_run
 from slurm_ft import lease
 from slurm_ft.errors import RunFailed, RunFolderError, TryAgain, UsageError
 from slurm_ft.events import Event, Kind
+from slurm_ft.launch.session import Session
 from slurm_ft.observe import requests
 from slurm_ft.observe.requests import Cancellation, Patience, Watch
 from slurm_ft.observe.status import Snapshot
@@ -195,6 +196,8 @@ def test_a_slurm_run_is_cancelled_by_scancel_of_its_job(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "titan-4711", [])
     assert requests.plan_cancel(paths, Snapshot(T0, cluster="slurm", job_id="12")).argv == ["scancel", "12"]
     assert requests.plan_cancel(paths, Snapshot(None, cluster="slurm")).argv == ["scancel", "4711"]
+    Session("s", "12", ("a",), task="10_2").write(paths)
+    assert requests.plan_cancel(paths, Snapshot(T0, cluster="slurm", job_id="12")).argv == ["scancel", "10_2"]
     with pytest.raises(RunFailed, match="not known"):
         requests.plan_cancel(write_run(tmp_path / "mine", []), Snapshot(None, cluster="slurm"))
 

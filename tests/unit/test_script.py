@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 from slurm_ft import __version__, env
 from slurm_ft.cli import cli, templates
 from slurm_ft.config import KEYS
-from slurm_ft.errors import UsageError
+from slurm_ft.errors import TryAgain, UsageError
 from slurm_ft.submit import script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +128,43 @@ def test_options_of_the_command_line_win_over_lines_and_settings_do_not(folder: 
     assert "--partition=typed" in result.stdout and "--nodes=5" in result.stdout
     assert result.stdout.splitlines()[-1].endswith("mine.sbatch --x 'y z'")
     assert words(result, env.OPTIONS) == f"--spares=1 --zygote --run-dir={folder}/runs/my-job-%j"
+
+
+def test_a_setting_is_not_laid_over_what_a_script_asks_for_in_other_words(folder: Path) -> None:
+    (folder / "mine.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --gres=gpu:a100:4 --mem-per-cpu=4G\nslurm-ft run -- true\n"
+    )
+    (folder / "slurm-ft.toml").write_text('gpus_per_node = 8\nmem = "480G"\ncpus_per_node = 7\n')
+    out = call("submit", "--dry-run", "mine.sbatch").stdout
+    assert "--gpus-per-node" not in out and "--mem=" not in out and "--cpus-per-task=7" in out
+    assert "--gpus-per-node=2" in call("submit", "--dry-run", "--gpus-per-node", "2", "mine.sbatch").stdout
+
+
+def test_what_is_given_for_sbatch_wins_over_what_every_job_needs(folder: Path) -> None:
+    arguments = ("--sbatch-arg=--no-requeue", "--sbatch-arg=--signal=B:USR2@600")
+    lines = call("submit", "--dry-run", *arguments, "--", "true").stdout.splitlines()
+    assert lines.index("#SBATCH --no-requeue") > lines.index("#SBATCH --requeue")
+    assert lines.index("#SBATCH --signal=B:USR2@600") > lines.index("#SBATCH --signal=B:USR2@120")
+
+
+@pytest.mark.parametrize(
+    ("words", "answered"),
+    [("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", False), ("no batch script", True)],
+)
+def test_a_slurm_that_does_not_answer_is_not_a_job_without_a_script(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, answered: bool
+) -> None:
+    program = folder / "scontrol"
+    program.write_text(f"#!/bin/sh\necho {shlex.quote(words)} >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(script, "ASK_AGAIN", (0.0, 0.0))
+    surroundings = {"SLURM_JOB_ID": "7", "PATH": os.environ["PATH"]}
+    if answered:
+        assert script.lines_of_job(surroundings) == ()
+    else:
+        with pytest.raises(TryAgain, match="does not say what script job 7 has"):
+            script.lines_of_job(surroundings)
 
 
 def test_the_run_folder_is_named_by_the_command_line_the_lines_or_the_job(folder: Path) -> None:

@@ -91,6 +91,17 @@ def test_an_exception_that_cannot_tell_its_own_text_is_an_answer(mesh: ProcessMe
     assert len(list(mesh.call(os.getpid).get(SOON).check().values())) == 4
 
 
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise Mute
+
+
+def test_a_result_whose_pickling_cannot_tell_what_is_wrong_is_an_error_of_its_place(mesh: ProcessMesh) -> None:
+    values = mesh.call(Unpicklable).get(SOON)
+    assert len(list(values.failed())) == 4
+    assert len(list(mesh.call(os.getpid).get(SOON).check().values())) == 4
+
+
 def leave_beside_a_thread() -> None:
     threading.Thread(target=time.sleep, args=(600,)).start()
     sys.exit(3)

@@ -218,7 +218,9 @@ class Worker:
             return
         try:
             payload = dump(value, header.get("limit", LIMIT), f"the result of {header['what']}")
-        except UsageError as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # pickling runs code of the value's
             self._refuse(header, error, unsendable=True)
             return
         self._send({"k": "r", "i": header["i"]}, payload)

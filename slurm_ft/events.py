@@ -15,6 +15,7 @@ writer starts a new line and readers pass over what is not JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -191,6 +192,14 @@ class Follower:
         self._path = path
         self._position = 0
         self._fence = Fence()
+
+    @staticmethod
+    def from_now(path: Path) -> Follower:
+        """One that passes over what is there already. A log of days takes a minute to read."""
+        follower = Follower(path)
+        with contextlib.suppress(OSError):
+            follower._position = path.stat().st_size
+        return follower
 
     def news(self) -> list[Event]:
         try:

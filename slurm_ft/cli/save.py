@@ -8,6 +8,7 @@ import click
 
 from slurm_ft.cli import common
 from slurm_ft.errors import RunFailed
+from slurm_ft.events import Follower
 from slurm_ft.observe import requests, runs
 
 
@@ -32,13 +33,12 @@ def command(run: str | None, runs_folder: str, no_wait: bool, dry_run: bool) -> 
         raise RunFailed(f"run {paths.root.name} has ended, with exit code {snapshot.ended}", "nothing can save")
     if snapshot.started is not None and runs.is_alive(paths, snapshot, now) is False:
         raise RunFailed(f"nobody looks after run {paths.root.name} any more", "nothing can save")
-    watch = requests.Watch(paths)
-    watch.look()
+    follower = Follower.from_now(paths.events)
     requests.ask_to_save(paths)
     common.say(f"run {paths.root.name} is asked to save")
     if no_wait:
         return
-    ended = requests.await_save(paths, watch, runs.Gone(paths))
+    ended = requests.await_save(follower, runs.Gone(paths))
     if ended is None:
         raise RunFailed(f"run {paths.root.name} ended before it had saved", "see `slurm-ft status`")
     if not ended.data.get("complete"):

@@ -180,14 +180,14 @@ def ask_to_save(paths: RunPaths) -> None:
         raise RunFolderError(f"`{paths.save}` cannot be written: {error.strerror}", "is this run yours?") from None
 
 
-def await_save(paths: RunPaths, watch: Watch, gone: Callable[[], bool], wait: Wait = time.sleep) -> Event | None:
-    """The SAVE_ENDED that comes next, or None when the run is over without it. `watch` has seen all before."""
+def await_save(follower: Follower, gone: Callable[[], bool], wait: Wait = time.sleep) -> Event | None:
+    """The SAVE_ENDED that comes next, or None when the run is over without it."""
     while True:
         last = gone()
-        for event in watch.look():
-            if event.kind is Kind.SAVE_ENDED:
-                return event
-        if watch.ended is not None or last:
+        for event in follower.news():
+            if event.kind in (Kind.SAVE_ENDED, Kind.RUN_ENDED):
+                return event if event.kind is Kind.SAVE_ENDED else None
+        if last:
             return None
         wait(POLL_SECONDS)
 

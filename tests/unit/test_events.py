@@ -144,3 +144,14 @@ def test_a_clock_does_not_follow_the_wall_clock_backwards(monkeypatch: pytest.Mo
     before = clock()
     monkeypatch.setattr("time.time", lambda: 0.0)
     assert clock() >= before
+
+
+def test_a_follower_from_now_passes_over_what_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    log = EventLog(file)
+    log.append(Event(1.0, Kind.SAVE_ENDED, None, {"id": "old"}))
+    follower = Follower.from_now(file)
+    log.append(Event(2.0, Kind.SAVE_ENDED, None, {"id": "new"}))
+    log.close()
+    assert [event.data["id"] for event in follower.news()] == ["new"]
+    assert Follower.from_now(tmp_path / "none").news() == []

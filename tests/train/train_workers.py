@@ -40,8 +40,8 @@ def titan(*arguments: str) -> None:
 
     settle = titan_ft.Trainer._settle
 
-    def settle_and_tell(trainer: Any) -> bool:
-        synced = settle(trainer)
+    def settle_and_tell(trainer: Any, late: bool) -> bool:
+        synced = settle(trainer, late)
         if synced and trainer.manager.committed:
             rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
             send(

@@ -84,6 +84,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         self._committed_step = 0
         self._first_step = 0
         self._heals_before_sync = 0
+        self._peers_were_at = 0
         self._quorum_told = -1
         self._sync: Any = None
         self._keeping: titan_keep.Keeping
@@ -122,10 +123,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
     def _start(self) -> str:
         """How this replica starts: `together` with others, `late` into a running training, or when the run
         is `over`. Rank 0 of the replica finds out; the others follow it."""
-        manager = self.manager
-        if manager is None:
+        if self.manager is None:
             return "together"
-        return self.of_rank_0("start", self._look_around)
+        start, _, step = self.of_rank_0("start", self._look_around).partition(" ")
+        self._peers_were_at = int(step or 0)
+        return start
 
     def of_rank_0(self, key: str, find_out: Callable[[], Any]) -> str:
         """What rank 0 of the replica finds out, in each of its ranks; without torchft each finds out by itself."""
@@ -146,8 +148,9 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             if view is None:
                 return "together"
             # One that trained a moment ago may have died with this replica's former self.
-            if view.heard(min(looked, ft.FRESH_SECONDS)):
-                return "late"
+            heard = view.heard(min(looked, ft.FRESH_SECONDS))
+            if heard:
+                return f"late {max(view.members[name] for name in heard)}"
             waited = looked > self.config.fault_tolerance.gather_s
             if not view.training and (len(view.replicas) >= self.place.replicas or waited):
                 return "together"
@@ -226,14 +229,14 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self._keeping.close()
         self._meet_ranks()
 
-    def _resume(self) -> None:
-        """Go on from the run's last complete save, if it is newer than what there is."""
+    def _resume(self) -> bool:
+        """Go on from the run's last complete save, if it is newer than what there is. Is it?"""
         manager = self.manager
         if manager is None:
-            return
+            return False
         folder = self.of_rank_0(f"resume{manager.syncs}", self._newer_save)
         if not folder:
-            return
+            return False
         state = titan_save.read(Path(folder), self.place.rank, self.place.ranks)
         self._keeping.kept.begin()
         self._keeping.pending = False
@@ -246,6 +249,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         if self._sync is not None:
             self._sync._local_step = self.step % self.interval
         logger.info("resumed from the save of step %d", self.step)
+        return True
 
     def _newer_save(self) -> str:
         """The folder of the newest complete save, if that is of a later step than ours."""
@@ -360,10 +364,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             return False
         self._syncs_seen = manager.syncs
         if manager.committed:
-            begun_again = late and not self._heals()
-            self._align(begun_again)
-            if begun_again:
-                self._resume()
+            unhealed = late and not self._heals()
+            if not (unhealed and self._resume()):
+                # Peers that were ahead and had nothing to give have begun again too, and trained as little.
+                self._align(unhealed and self._peers_were_at >= manager.current_step())
+            self._heals_before_sync = self._heals()
             self._committed_step = self.step
         else:
             logger.warning("step %d was not committed; back to step %d", self.step, self._committed_step)
@@ -381,9 +386,9 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         return True
 
     def _align(self, begun_again: bool) -> None:
-        """Count steps as the peers of this commit do: one that came late and has found nobody who was ahead of it may
-        have trained fewer since than they, and would end later. Not in that first synchronisation itself: there
-        all who seemed to be training have begun again too, and nobody has trained an interval."""
+        """Count steps as the peers of this commit do: a late joiner of the very first synchronisation has trained
+        fewer, was not healed, and would end later than the others. Where all have begun again at once nobody has
+        trained an interval."""
         assert self.manager is not None
         trained = self.manager.current_step() * self.interval
         alone = self.manager.num_participants() == 1
@@ -392,7 +397,6 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self._first_step = self.step - self.step % self.interval - trained
         else:
             self.step = self._first_step + trained
-        self._heals_before_sync = self._heals()
 
     def _tell_checksum(self) -> None:
         """At the first commit after a quorum change: one line by which replicas can be compared."""

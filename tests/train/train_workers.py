@@ -526,5 +526,5 @@ def starts() -> None:
     dead = start(lambda: -0.01)
     assert dead[0] == "together" and dead[1] < ft.FRESH_SECONDS + titan_ft.POLL_SECONDS
     alive = start(lambda: now - 0.03)
-    assert alive[0] == "late" and alive[1] <= titan_ft.POLL_SECONDS
+    assert alive[0] == "late 3" and alive[1] <= titan_ft.POLL_SECONDS
     assert start(lambda: -5.0) == ("together", 0.0)

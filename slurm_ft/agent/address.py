@@ -29,18 +29,22 @@ def reachable(name: str, others: Sequence[str]) -> str:
     """An address of this host that the `others` reach, where `name` stands for it.
 
     Debian lets a host's own name stand for 127.0.1.1: then it is the address from which we would talk to one of the
-    others. An address instead of a name is taken as it is. Raises OSError when there is none.
+    others. An address instead of a name is taken as it is, and so is what it stands for where nobody knows the
+    others. Raises OSError when there is none.
     """
     found = [str(item[4][0]) for item in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    if name in found or not others:
+    if name in found:
         return found[0]
+    towards = []
     for other in others:
         with contextlib.suppress(OSError):
             far = str(socket.getaddrinfo(other, None, type=socket.SOCK_STREAM)[0][4][0])
-            found.append(address_towards(f"udp://[{far}]:9" if ":" in far else f"udp://{far}:9"))
-    for address in found:
+            towards.append(address_towards(f"udp://[{far}]:9" if ":" in far else f"udp://{far}:9"))
+    for address in found + towards:
         if not is_of_one_host(address):
             return address
+    if not towards:
+        return found[0]
     raise OSError(f"it stands for {found[0]} here, which no other host reaches")
 
 

@@ -161,7 +161,9 @@ def _release(paths: RunPaths, spec: RunSpec, claim: Claim) -> None:
     leases.Lease(paths.lease, claim).release(EXIT_TRY_AGAIN)
     if spec.cluster == "local":
         return
-    job = Session.read(paths).allocation.ordered
+    job = claim.job_id
+    with contextlib.suppress(SlurmFTError, OSError):
+        job = Session.read(paths).allocation.ordered
     _say(f"{why}; releasing job {job}")
     while isinstance(answer := SlurmClient().cancel(job), Unreachable):
         _say(f"job {job} cannot be released yet: {answer.reason}")

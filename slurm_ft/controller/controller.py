@@ -54,7 +54,7 @@ from slurm_ft.spec import RunSpec
 
 TICK = 0.25
 STANDING_PHASES = frozenset({CHECKPOINT, "eval"})
-"""Phases in which a replica may stand still for as long as it takes."""
+"""Phases in which no step ends, so that a replica may stand still for longer."""
 LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
 HEARD_WITHIN = 4.0

@@ -50,10 +50,12 @@ from slurm_ft.errors import (
 )
 from slurm_ft.launch import local
 from slurm_ft.launch.base import Watched
+from slurm_ft.launch.helper import Allocation
 from slurm_ft.launch.session import Session
-from slurm_ft.launch.srun import allocation_from, array_task
+from slurm_ft.launch.srun import allocation_from
 from slurm_ft.lease import RENEW, Deposed, Lease, Watch
 from slurm_ft.paths import RunPaths, read_json, write_atomic, write_json
+from slurm_ft.slurm.client import JobView, SlurmClient
 from slurm_ft.spec import RunSpec
 
 LIGHTHOUSE_WITHIN = 30.0
@@ -265,6 +267,10 @@ class Head:
                 self._start_lighthouse()
             except Deposed:
                 return
+            except OSError as error:  # the run folder is away
+                print(f"slurm-ft: the Lighthouse cannot be started yet: {error}", file=sys.stderr)
+                await asyncio.sleep(RENEW)
+                continue
             await self._learn_address()
 
     async def _keep_controller(self) -> int:
@@ -337,13 +343,14 @@ def look_after(paths: RunPaths, place: Place) -> int:
         raise RunFolderError(
             f"the run folder `{paths.root}` cannot be written: {error.strerror}", "choose another with --run-dir"
         ) from None
-    _begin_session(spec, place).write(paths)
+    session = _begin_session(spec, place)
+    session.write(paths)
     paths.again.unlink(missing_ok=True)
     code = EXIT_FAILED
     try:
         code = govern(paths, spec, place, lease)
         if spec.cluster == "slurm":
-            words = come_back(paths, place.job_id, code, spec.policy.requeue, task=array_task(os.environ)).words
+            words = come_back(paths, place.job_id, code, spec.policy.requeue, task=session.task).words
             if words:
                 print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
         return code
@@ -368,7 +375,16 @@ def _begin_session(spec: RunSpec, place: Place) -> Session:
     if spec.cluster == "local":
         return session
     found = allocation_from(os.environ)
-    return replace(session, cpus_per_host=found.cpus_per_host, gpus_per_host=found.gpus_per_host, task=found.task)
+    return replace(session, cpus_per_host=found.cpus_per_host, gpus_per_host=found.gpus_per_host, task=_task(found))
+
+
+def _task(found: Allocation) -> str:
+    """What Slurm calls our job where it is a task of an array. A job that was submitted from within such a task may
+    have inherited that one's variables, so Slurm is asked."""
+    if not found.task:
+        return ""
+    view = SlurmClient().job(found.job_id)
+    return "" if isinstance(view, JobView) and view.array_id != found.task else found.task
 
 
 def give_back(paths: RunPaths, spec: RunSpec, lease: Lease, code: int) -> None:

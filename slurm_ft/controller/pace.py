@@ -74,7 +74,7 @@ def hanging(
     found = {r: seconds for r, seconds in still.items() if seconds > limits[r]}
     if alone:
         return {r: seconds for r, seconds in found.items() if seconds > ALONE * hang_after}
-    newest = min((seconds for r, seconds in still.items() if r not in found), default=inf)
+    newest = min((seconds for r, seconds in still.items() if r not in found and r not in standing), default=inf)
     return {r: seconds for r, seconds in found.items() if newest < seconds / 2}
 
 

@@ -210,6 +210,7 @@ def _step_launched(r: Replica, e: Event) -> Replica:
         addresses={},
         suspects=(),
         restarts=r.restarts + repair,
+        phases={},
     )
 
 
@@ -489,8 +490,11 @@ def observe(state: RunState, event: Event) -> RunState:
         return state
     if kind is Kind.COMMIT:
         step = data.get("step")
-        known = data.get("committed") and isinstance(step, int)
-        return state.with_replica(replace(replica, committed=step)) if known else state
+        if not data.get("committed") or not isinstance(step, int):
+            return state
+        further = replica.committed is not None and step > replica.committed  # so it does not write any more
+        phases = {} if further and replica.writing else replica.phases
+        return state.with_replica(replace(replica, committed=step, phases=phases))
     if kind is Kind.PHASE:
         return _said(state, replica, int(data.get("rank", 0)), str(data.get("phase", "")))
     if kind is Kind.RANK_DONE:
@@ -523,8 +527,10 @@ def observe(state: RunState, event: Event) -> RunState:
 
 def _said(state: RunState, before: Replica, rank: int, phase: str) -> RunState:
     """A rank says what it does; '' when it has ended well."""
+    if before.state not in RANKS_RUN | {State.ENDING}:
+        return state
     replica = replace(before, phases={**before.phases, rank: phase})
-    written = before.writing and not replica.writing and before.state in RANKS_RUN | {State.ENDING}
+    written = before.writing and not replica.writing
     return replace(state.with_replica(replica), broken_off=None if written else state.broken_off)
 
 

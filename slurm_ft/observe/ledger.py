@@ -45,7 +45,7 @@ def happened(event: Event) -> float:
 
 def _changes_nothing(state: RunState, event: Event) -> bool:
     """Does `observe` leave the state as it is? Asked first, since nearly all of a long log is of this kind."""
-    return event.kind in (Kind.PROGRESS, Kind.PHASE) or (event.kind is Kind.QUORUM and state.collective)
+    return event.kind is Kind.PROGRESS or (event.kind is Kind.QUORUM and state.collective)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,8 @@ def submit(request: JobRequest) -> str:
 
     try:
         request.folder.mkdir(parents=True, exist_ok=True)
-        request.folder.chmod(0o700)  # the pickles hold what was given with --env
+        if request.folder.stat().st_uid == os.getuid():
+            request.folder.chmod(0o700)  # the pickles hold what was given with --env
     except OSError as error:
         raise RunFolderError(
             f"the runs folder `{request.folder.parent}` cannot be written: {error.strerror}",

@@ -77,10 +77,12 @@ def _take_over(paths: RunPaths, epoch: int, host: str, address: str) -> int:
         return 0
     give_back(paths, spec, lease, code)
     if not local:
-        # A job whose batch host is dead cannot be put back, but a chain may have to be cancelled.
-        if words := come_back(paths, session.job_id, code, may_requeue=False).words:
-            print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
-        end_job(session.allocation.ordered)
+        try:
+            # A job whose batch host is dead cannot be put back, but a chain may have to be cancelled.
+            if words := come_back(paths, session.job_id, code, may_requeue=False).words:
+                print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
+        finally:
+            end_job(session.allocation.ordered)
     return code
 
 

@@ -138,6 +138,10 @@ ANYTHING = st.one_of(
         lambda t, r, a, age: (t, Kind.RANK_FAILED, r, {"attempt": a, "what": "x", "age": age}),
         TIME, REPLICA, ATTEMPT, st.floats(0, 50),
     ),
+    st.builds(
+        lambda t, r, a, p: (t, Kind.PHASE, r, {"attempt": a, "rank": 0, "phase": p}),
+        TIME, REPLICA, ATTEMPT, st.sampled_from(["checkpoint", "train"]),
+    ),
     st.builds(lambda t, r: (t, Kind.CLEARING, r, {}), TIME, REPLICA),
     st.builds(lambda t, r: (t, Kind.AGENT_CLEARED, r, {"attempt": 1, "index": 0, "port": 1}), TIME, REPLICA),
     st.builds(lambda t, r, a: (t, Kind.RANK_DONE, r, {"attempt": a, "rank": 0}), TIME, REPLICA, ATTEMPT),

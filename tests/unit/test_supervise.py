@@ -412,6 +412,11 @@ def test_a_stop_that_falls_into_the_last_checkpoint_is_a_stop() -> None:
     assert ended_after_its_peer(COMMITTED, WRITES, stop, *GIVEN_UP).code == 75
 
 
+def test_one_that_commits_further_has_written() -> None:
+    further = (K.COMMIT, {"attempt": 3, "step": 100, "committed": True})
+    assert ended_after_its_peer(COMMITTED, WRITES, further, FAILS, *GIVEN_UP).code == EXIT_DONE
+
+
 def test_a_launch_that_fails_later_does_not_break_the_checkpoint_off_once_more() -> None:
     state = RunState((in_state(S.TRAINING), replace(in_state(S.TRAINING), id=1)))
     state = fold_on(state, (0, COMMITTED), (0, WRITES), (0, (K.STEP_EXITED, {"code": 1})), (1, WRITES), (1, GOES_ON))

@@ -416,12 +416,15 @@ def a_manager_commits_nothing_on_a_torn_state(folder: str) -> None:
 
     manager = object.__new__(ft.Manager)
     manager.syncs, manager._errored = 0, None
-    manager._checkpoint_transport = mock.Mock(torn=True)
+    manager._checkpoint_transport = mock.Mock(torn=True, asked_while_torn=False)
     with mock.patch.object(torchft.Manager, "should_commit", return_value=True), expect(RuntimeError, "half the peer"):
         manager.should_commit()
     manager._errored = object()  # healing was tried and failed: vote no, and try again at the next quorum
     with mock.patch.object(torchft.Manager, "should_commit", return_value=False):
         assert manager.should_commit() is False
+    manager._checkpoint_transport.asked_while_torn = True  # there is no peer that has more, and it is asked for half
+    with mock.patch.object(torchft.Manager, "should_commit", return_value=False), expect(RuntimeError, "half the peer"):
+        manager.should_commit()
 
 
 @contextlib.contextmanager

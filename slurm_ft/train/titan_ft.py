@@ -85,6 +85,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         self._first_step = 0
         self._heals_before_sync = 0
         self._peers_were_at = 0
+        self._found_nobody = False
         self._quorum_told = -1
         self._sync: Any = None
         self._keeping: titan_keep.Keeping
@@ -195,6 +196,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         """Steps from one synchronisation to the next."""
         return int(getattr(self._sync, "_sync_every", 1))
 
+    @property
+    def _boundary(self) -> int:
+        """The step at which the interval that is going on has begun, or would have."""
+        return self.step - self.step % self.interval
+
     def _join_at_next_sync(self) -> None:
         """After one step rather than an interval whose work would be thrown away."""
         if self._sync is not None:
@@ -245,7 +251,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         manager.load_state_dict(state["torchft"])
         self._set_schedules(self.step)
         self._committed_step = self.step
-        self._first_step = self.step - manager.current_step() * self.interval
+        self._first_step = self._boundary - manager.current_step() * self.interval
         if self._sync is not None:
             self._sync._local_step = self.step % self.interval
         logger.info("resumed from the save of step %d", self.step)
@@ -296,19 +302,19 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                 logger.warning("the data ended before step %d", self.step)
                 return
             if self._settle(late):
-                if self._left_behind(late):
+                if self._left_behind():
                     logger.info("another replica has finished the run; this one stops at step %d", self.step)
                     return
                 late = False
             self._keeping.settled()
             profiler.step()
 
-    def _left_behind(self, late: bool) -> bool:
+    def _left_behind(self) -> bool:
         """Whether the others have finished the run: asked when a synchronisation could not be committed, and
         when a late joiner found nobody to heal from."""
         manager = self.manager
         assert manager is not None
-        if manager.committed and (not late or manager.heals):
+        if manager.committed and not self._found_nobody:
             return False
         steps = self.config.training.steps
         return self.of_rank_0(f"over{manager.syncs}", lambda: str(is_over(self.place, steps))) == "True"
@@ -364,10 +370,12 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             return False
         self._syncs_seen = manager.syncs
         if manager.committed:
-            unhealed = late and not self._heals()
-            if not (unhealed and self._resume()):
-                # Peers that were ahead and had nothing to give have begun again too, and trained as little.
-                self._align(unhealed and self._peers_were_at >= manager.current_step())
+            nobody = late and self.of_rank_0(f"unhealed{manager.syncs}", lambda: not self._heals()) == "True"
+            self._found_nobody = nobody
+            if not (nobody and self._resume()):
+                # Peers that were ahead and had nothing to give have begun again too, and trained as little. Those of
+                # which no second quorum was seen may have been in their first interval, and count as if they were.
+                self._align(nobody and self._peers_were_at >= manager.current_step())
             self._heals_before_sync = self._heals()
             self._committed_step = self.step
         else:
@@ -393,8 +401,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         trained = self.manager.current_step() * self.interval
         alone = self.manager.num_participants() == 1
         if self._sync is None or alone or begun_again or self._heals() > self._heals_before_sync:
-            # As if the interval that is going on had begun at its boundary.
-            self._first_step = self.step - self.step % self.interval - trained
+            self._first_step = self._boundary - trained
         else:
             self.step = self._first_step + trained
 

@@ -438,7 +438,7 @@ def steps_are_counted() -> None:
     def trainer(step: int, synchronised: int, first: int) -> Any:
         manager = SimpleNamespace(current_step=lambda: synchronised, num_participants=lambda: 2)
         known = {"_sync": object(), "interval": 6, "_first_step": first, "_heals": lambda: 0, "_heals_before_sync": 0}
-        return SimpleNamespace(manager=manager, step=step, **known)
+        return SimpleNamespace(manager=manager, step=step, _boundary=step - step % 6, **known)
 
     again = trainer(step=1, synchronised=1, first=0)
     Trainer._align(again, begun_again=True)

@@ -44,7 +44,7 @@ FORKS_AT_ONCE = 32
 """Requests that the zygote's socket holds for certain."""
 LAST_WORDS = 0.1
 """Seconds for which a dead worker's connection is read on, should a child of the worker keep it open."""
-CUT_OFF = 2.0
+CUT_OFF = 5.0
 """Seconds that a worker has to end once it has closed its connection."""
 REACHED_WITHIN = 60.0
 KILLED_WITHIN = 2.0

@@ -255,8 +255,8 @@ class Worker:
         if threading.get_ident() != self._main:
             raise UsageError("processes can only meet in a sync function", "make this endpoint a `def`")
         event, answer = self._met.setdefault(key, (threading.Event(), []))
-        self._send_whole({"k": "meet", "key": key, "i": self._running, "of": of, "v": value})
         try:
+            self._send_whole({"k": "meet", "key": key, "i": self._running, "of": of, "v": value})
             if not event.wait(timeout):
                 raise TimeoutError(f"the other processes of the call did not all come within {timeout:g} s")
         finally:

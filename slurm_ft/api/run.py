@@ -22,6 +22,7 @@ from slurm_ft.spec import RunSpec
 from slurm_ft.submit.slurm_job import JobWatch
 
 POLL_SECONDS = 0.2
+LAST_WORDS_SECONDS = 5.0
 
 
 class Run:
@@ -73,6 +74,7 @@ class Run:
                 if event.kind in (Kind.RUN_STARTED, Kind.RUN_ENDED):
                     code = event.data.get("code")
             if code is not None:
+                self._await_last_words()
                 return int(code)
             if give_up is not None and time.monotonic() > give_up:
                 raise TimeoutError(f"run {self.paths.root.name} has not ended within {timeout:g} s")
@@ -132,6 +134,12 @@ class Run:
                     ended = event.kind is Kind.RUN_ENDED
             ended = ended or last
             yield news
+
+    def _await_last_words(self) -> None:
+        """The event of the end comes a moment before `state.json` says so, and what is asked next is read there."""
+        give_up = time.monotonic() + LAST_WORDS_SECONDS
+        while self.status().ended is None and time.monotonic() < give_up:
+            time.sleep(POLL_SECONDS)
 
     def _gone(self) -> Callable[[], bool]:
         """Has everybody left the run? Of a Slurm job that has not begun, Slurm is asked now and then."""

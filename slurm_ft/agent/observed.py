@@ -2,7 +2,7 @@
 
 Progress of a step is kept and sent at most a few times a second; quorums, commits and new phases are sent
 at once. A commit carries the rank's last progress, and how many training steps it covers: those are lost if
-it is not committed.
+it is not committed, unless the next one is `again`, on the same work.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class _RankNews:
     phase: str | None = None
     reported: bool = True
     steps_since_commit: int = 0
+    steps_voted_on: int = 0
+    again: bool = False
 
 
 @dataclass
@@ -48,6 +50,8 @@ class Observed:
             self.send({"type": "member", **common, **_only(packet, "id", "timeouts")})
         elif kind == "torchft_error":
             self.send({"type": "torchft_error", **common, **_only(packet, "error")})
+        elif kind == "again":
+            news.again = True
 
     def _progress(self, news: _RankNews, packet: dict[str, Any], common: dict[str, Any]) -> None:
         phase = packet.get("phase")
@@ -66,6 +70,8 @@ class Observed:
             news.reported = False
 
     def _commit(self, news: _RankNews, packet: dict[str, Any], common: dict[str, Any]) -> None:
+        if not news.again:
+            news.steps_voted_on = max(1, news.steps_since_commit)
         self.send(
             {
                 "type": "commit",
@@ -74,10 +80,11 @@ class Observed:
                 "train_step": news.step,
                 "loss": news.loss,
                 "tokens": news.tokens,
-                "lost": max(1, news.steps_since_commit),
+                "lost": news.steps_voted_on,
+                **({"again": True} if news.again else {}),
             }
         )
-        news.steps_since_commit = 0
+        news.steps_since_commit, news.again = 0, False
 
     def flush(self) -> None:
         """Send what progress has come since the last call."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median
 
 from slurm_ft.observe.ledger import Attempt, Ledger, Session
@@ -176,7 +177,10 @@ def _from_commits(attempt: Attempt, session: Session, mark: Mark, running: bool)
     if attempt.first is None:
         return
     at = attempt.first
-    for commit in sorted(attempt.commits, key=lambda commit: commit.t):
+    commits = sorted(attempt.commits, key=lambda commit: commit.t)
+    for commit, following in zip_longest(commits, commits[1:]):
+        if following is not None and following.again:
+            continue  # the same work is voted on once more, and that vote decides
         # torchft's step counter is restored from a peer or a checkpoint: a number seen before is work done again.
         new = commit.committed and commit.step > mark.committed
         yield Piece(at, commit.t, float(new), 1.0)

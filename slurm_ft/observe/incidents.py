@@ -224,11 +224,12 @@ class IncidentBook:
         for incident in self._open.values():
             if incident.replica == commit.replica or commit.t < incident.failed:
                 continue
+            lost = incident.survivor_lost.get(commit.replica, 0) - (commit.lost if commit.again else 0)
             if commit.committed:
                 incident.survivor_commits += 1
             else:
-                lost = incident.survivor_lost.get(commit.replica, 0)
-                incident.survivor_lost[commit.replica] = lost + commit.lost
+                lost += commit.lost
+            incident.survivor_lost[commit.replica] = max(0, lost)
 
 
 def number_of(value: Any) -> float:

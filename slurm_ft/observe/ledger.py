@@ -50,7 +50,8 @@ def _changes_nothing(state: RunState, event: Event) -> bool:
 
 @dataclass(frozen=True)
 class Commit:
-    """One step that torchft tried to commit, as one replica saw it."""
+    """One step that torchft tried to commit, as one replica saw it. `again`: the work of the one before, which was
+    not committed, once more."""
 
     t: float
     replica: int
@@ -58,6 +59,7 @@ class Commit:
     committed: bool
     train_step: int | None
     lost: int
+    again: bool = False
 
 
 @dataclass
@@ -220,6 +222,7 @@ class Ledger:
             committed=data.get("committed") is True,
             train_step=whole(data, "train_step"),
             lost=max(0, whole(data, "lost") or 0),
+            again=data.get("again") is True,
         )
         self._measured(facts, event, commit.train_step)
         if commit.committed:

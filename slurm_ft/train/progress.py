@@ -146,3 +146,10 @@ def report_phase(phase: str, source: str | None = None, step: int | None = None)
     here = channel()
     if here is not None:
         here.send("progress", phase=phase, source=source, source_step=step)
+
+
+def report_again() -> None:
+    """Report that the next vote on a commit is on the same work as the last one, so that work is not lost yet."""
+    here = channel()
+    if here is not None:
+        here.send("again")

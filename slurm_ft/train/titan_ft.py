@@ -13,8 +13,8 @@ Checkpointer  gives peers the state straight from memory, with nothing written t
               donors. Full checkpoints, when wanted, are written by one replica and at synchronisations only.
 TextLoader    a batch is a function of (seed, step, rank). A healed replica takes its peers' step and with it its
               place in the data; no loader state is kept anywhere.
-Trainer       keeps the work of an interval whose synchronisation failed and synchronises again, with whoever is
-              left; when that fails too, the interval is trained again. So the steps of a run that ends well
+Trainer       synchronises again, with whoever is left, when a synchronisation failed (local_sgd.py); when that
+              fails too, the interval is trained again. So the steps of a run that ends well
               are all committed, and a run without enough replicas waits instead of counting idle steps. A
               replica that starts late asks for the quorum at once, not after an interval whose work is thrown
               away. One that starts after the run's end stops.
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import time
@@ -40,7 +39,6 @@ from typing import Any
 import slurm_ft.train.titan_cpu as titan_cpu  # before anything else of torchtitan
 
 # ruff: isort: split
-import torch
 import torch.distributed as dist
 from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.components.loss import ChunkedLossWrapper
@@ -54,16 +52,16 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from slurm_ft.errors import UsageError
 from slurm_ft.train import ft, save, titan_keep, titan_save
+from slurm_ft.train.local_sgd import synchronise_again
 from slurm_ft.train.progress import report, report_phase
 from slurm_ft.train.titan_parts import Checkpointer, FTManager, Optimizers
 from slurm_ft.train.titan_place import Place, is_over, mark_end
-from slurm_ft.train.titan_state import model_state, own_shard
+from slurm_ft.train.titan_state import model_state
 from slurm_ft.train.titan_text import TextLoader
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-SYNC_TRIES = 3
 
 
 class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
@@ -89,7 +87,6 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         self._quorum_told = -1
         self._sync: Any = None
         self._keeping: titan_keep.Keeping
-        self._kept: tuple[Any, dict[str, torch.Tensor]] | None = None
         self._saver = save.saver()
         self._show = self.metrics_processor.log
         self.metrics_processor.log = self._log_and_remember
@@ -181,15 +178,9 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             optimizer=self.optimizers,
             fragment_fn=getattr(spec, "fragment_fn", None),
         )
-        for fragment in getattr(sync, "_fragments", ()):
-            fragment._clear_local_parameters = functools.partial(self._put_work_aside, fragment)
+        if hasattr(sync, "_step_post_hook"):
+            synchronise_again(sync)
         return sync
-
-    def _put_work_aside(self, fragment: Any) -> None:
-        """In place of DiLoCo's own clearing: what was learnt locally is dropped only after a commit."""
-        assert self.manager is not None
-        self._kept = None if self.manager.committed else (fragment, fragment._local_parameters)
-        fragment._local_parameters = {}
 
     @property
     def interval(self) -> int:
@@ -326,7 +317,6 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         self._logged = None
         report(self.step)  # a commit that comes in this step is of this step
         super().train_step(data_iterator)
-        self._try_again()
         heals = self._heals()
         healed, self._heals_seen = heals > self._heals_seen, heals
         # After healing the step is the donor's, and the loss was still that of our own weights.
@@ -337,27 +327,6 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         dimensions = self.parallel_dims
         ranks = dimensions.get_mesh("batch").size() if dimensions.dp_enabled else 1
         return int(self.ntokens_seen * ranks)
-
-    def _try_again(self) -> None:
-        """After a synchronisation that failed, mostly for a peer's death: once more with who is left, and
-        with the work of this interval."""
-        manager = self.manager
-        if manager is None or not hasattr(self._sync, "_local_step") or manager.syncs == self._syncs_seen:
-            return
-        for _ in range(SYNC_TRIES - 1):
-            if manager.committed:
-                return
-            logger.warning("the synchronisation at step %d failed; trying again", self.step)
-            if self._kept is None:
-                self._sync.sync()
-                continue
-            fragment, work = self._kept
-            with torch.no_grad():
-                for name, parameter in fragment._model_fragment.named_parameters():
-                    own_shard(parameter).copy_(work[name])
-            self._sync._local_step = self.interval - int(self._sync._fragment_sync_delay) - 1
-            for _ in range(int(self._sync._fragment_sync_delay) + 1):
-                self._sync._step_post_hook(self.optimizers, (), {})
 
     def _settle(self, late: bool) -> bool:
         """After a step: keep what was committed, go back over what was not. True after a synchronisation. `late`:
@@ -381,7 +350,6 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         else:
             logger.warning("step %d was not committed; back to step %d", self.step, self._committed_step)
             self.step = self._committed_step
-        self._kept = None
         # A donor hands over its schedule before or after it has stepped it; the step itself is the truth.
         self._set_schedules(self.step)
         if self._sync is not None:

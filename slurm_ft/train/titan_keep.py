@@ -102,7 +102,6 @@ class Keeping:
         trainer = self._trainer
         trainer._sync._step_post_hook(trainer.optimizers, (), {})
         trainer._set_schedules(trainer.step)
-        trainer._try_again()
 
     def close(self) -> None:
         """The training has ended well."""

@@ -143,6 +143,44 @@ def ddp(kind: str, victim: bool) -> None:
     manager.shutdown(wait=False)
 
 
+DILOCO_SYNCS, DILOCO_EVERY = 4, 5
+
+
+def diloco(kind: str, victim: bool) -> None:
+    """Trains by DiLoCo with two peers. The victim dies where the second synchronisation begins to reduce."""
+    import torch
+    import torchft.local_sgd
+
+    from slurm_ft.train import local_sgd
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    manager = _manager("mended")  # early abort in both cases: only the context differs
+    reduce = manager.allreduce
+
+    def allreduce(*tensors: Any, **named: Any) -> Any:
+        if victim and manager.current_step() == 1:
+            send("dying")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reduce(*tensors, **named)
+
+    manager.allreduce = allreduce
+    made = local_sgd.DiLoCo if kind == "mended" else torchft.local_sgd.DiLoCo
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    _gather(3)
+    steps = 0
+    with made(manager, [model], inner, outer, DILOCO_EVERY):
+        while manager.current_step() < DILOCO_SYNCS:
+            inner.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            inner.step()
+            steps += 1
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    send("trained", steps=steps, digest=hashlib.sha256(weights).hexdigest())
+    manager.shutdown(wait=False)
+
+
 def ring(kind: str, victim: bool, seconds: float) -> None:
     """One reduction among all replicas, which the victim never enters. Its time-out is `seconds`."""
     import torch

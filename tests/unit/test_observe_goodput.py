@@ -41,6 +41,12 @@ def test_steps_that_were_not_committed_are_lost() -> None:
     assert (found.useful, found.lost) == (pytest.approx(3.0), pytest.approx(2.0))
 
 
+def test_steps_that_are_committed_at_the_second_try_are_not_lost() -> None:
+    h = one_replica(2, 3).commit(5.0, 0, 2, committed=False, lost=2).commit(6.0, 0, 2, lost=2, again=True)
+    found = goodput(h.sorted())
+    assert (found.useful, found.lost) == (pytest.approx(5.0), pytest.approx(0.0))
+
+
 def test_steps_committed_twice_count_once() -> None:
     """Every replica was killed: the run fell back to step 0 and did steps 0 and 1 again."""
     h = one_replica(2, 3).killed(3.02, 0).cleared(3.1, 0).ranks(3.2, 0, 2, "in place").progressed(4.0, 0, 2)

@@ -44,6 +44,21 @@ def test_a_survivors_lost_steps_are_counted_for_each_survivor() -> None:
     assert incident.survivor_commits == 1
 
 
+def test_steps_that_are_committed_at_the_second_try_are_not_lost() -> None:
+    h = two_training().killed(5.0, 0)
+    h.commit(5.5, 1, 2, committed=False, lost=20).commit(5.6, 1, 2, committed=False, lost=20, again=True)
+    h.commit(5.7, 1, 2, lost=20, again=True)
+    (incident,) = incidents(h.sorted())
+    assert (incident.lost, incident.survivor_commits) == (0, 1)
+
+
+def test_steps_that_no_try_committed_are_lost_once() -> None:
+    h = two_training().killed(5.0, 0)
+    h.commit(5.5, 1, 2, committed=False, lost=20).commit(5.6, 1, 2, committed=False, lost=20, again=True)
+    (incident,) = incidents(h.sorted())
+    assert incident.lost == 20
+
+
 def test_a_failure_before_the_repair_is_done_is_an_incident_of_its_own() -> None:
     first, second = incidents(failed_run())
     assert (first.outcome, second.outcome) == ("failed again", "given up")

@@ -57,6 +57,18 @@ def test_a_commit_carries_the_last_progress_and_how_many_steps_it_covers() -> No
     assert (second["train_step"], second["lost"], second["loss"], second["tokens"]) == (4, 1, 0.25, 3)
 
 
+def test_a_second_vote_on_the_same_work_says_so_and_covers_the_same_steps() -> None:
+    news, sent = observed()
+    for step in (1, 2, 3):
+        news.packet(0, packet("progress", step=step))
+    news.packet(0, packet("commit", step=1, committed=False, quorum_id=7))
+    news.packet(0, packet("again"))
+    news.packet(0, packet("commit", step=1, committed=True, quorum_id=8))
+    news.packet(0, packet("progress", step=4))
+    news.packet(0, packet("commit", step=2, committed=True, quorum_id=8))
+    assert [(message["lost"], message.get("again", False)) for message in sent] == [(3, False), (3, True), (1, False)]
+
+
 def test_a_commit_without_any_progress_covers_one_step() -> None:
     news, sent = observed()
     news.packet(0, packet("commit", step=1, committed=False))

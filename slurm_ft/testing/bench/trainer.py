@@ -225,7 +225,8 @@ def train_diloco(options: Any, log: Log, work: Work, manager: torchft.Manager, s
     work.model.start()
     outer = torch.optim.SGD(work.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     inner = work.optimizer
-    with DiLoCo(manager, [work.model], inner, outer, options.sync, pin_memory=False) as context:
+    diloco = importlib.import_module("slurm_ft.train.local_sgd").DiLoCo if options.ours else DiLoCo
+    with diloco(manager, [work.model], inner, outer, options.sync, pin_memory=False) as context:
         kept_step, restored = keeping(work, manager, step, context)
         step["step"] = manager.current_step() * options.sync + context._local_step
         if restored:

@@ -26,6 +26,7 @@ from slurm_ft import env
 from slurm_ft.controller.requests import STOP_WORDS
 from slurm_ft.errors import EXIT_DONE, EXIT_PERMANENT, EXIT_TRY_AGAIN, EXIT_USAGE, RunFolderError, UsageError
 from slurm_ft.events import Event, Kind, read
+from slurm_ft.launch.session import Session
 from slurm_ft.paths import RunPaths, read_json, write_json
 from slurm_ft.slurm.client import Done, JobView, SlurmClient, Unknown, Unreachable
 
@@ -110,24 +111,23 @@ def links_after(paths: RunPaths, job_id: str) -> tuple[str, ...]:
 
 def come_back(
     paths: RunPaths,
-    job_id: str,
+    session: Session,
     code: int,
     may_requeue: bool,
     client: SlurmClient | None = None,
     idle: bool = False,
-    task: str = "",
 ) -> Plan:
-    """Do what is to be done for the job that has just run the run to this exit code; gives what was done. With `idle`
-    sessions without progress do not count: those of a program that reports none. `task` is how Slurm calls a job that
-    is a task of an array."""
+    """Do what is to be done for the job whose session has just ended with this exit code; gives what was done. With
+    `idle` sessions without progress do not count: those of a program that reports none."""
     client = client or SlurmClient()
+    job_id, name = session.job_id, session.allocation.ordered
     links = links_after(paths, job_id)
     end = ending(read(paths.events), code)
     if idle:
         end = replace(end, idle=0)
     if not links and code != EXIT_TRY_AGAIN:
         return Plan()
-    answer = client.job(task or job_id)
+    answer = client.job(name)
     chosen = plan(end, links, answer if isinstance(answer, JobView) else None, may_requeue, job_id)
     for link in chosen.cancel:
         with contextlib.suppress(UsageError):
@@ -136,7 +136,7 @@ def come_back(
         with contextlib.suppress(OSError):
             write_json(paths.again, {"after": job_id, "job_id": chosen.next, "how": chosen.words})
     if chosen.requeue:
-        done = _requeued(client, task or job_id)
+        done = _requeued(client, name)
         if not isinstance(done, Done):
             with contextlib.suppress(OSError):
                 paths.again.unlink()
@@ -145,14 +145,14 @@ def come_back(
     return chosen
 
 
-def _requeued(client: SlurmClient, job_id: str) -> Done | Unknown | Unreachable:
+def _requeued(client: SlurmClient, name: str) -> Done | Unknown | Unreachable:
     """Slurm's answer. One that does not answer is asked again: the job's time is not quite over yet."""
     for _ in range(REQUEUE_TRIES - 1):
-        answer = client.requeue(job_id)
+        answer = client.requeue(name)
         if not isinstance(answer, Unreachable):
             return answer
         time.sleep(REQUEUE_PAUSE)
-    return client.requeue(job_id)
+    return client.requeue(name)
 
 
 def is_over(paths: RunPaths, surroundings: Mapping[str, str]) -> str:

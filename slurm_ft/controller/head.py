@@ -350,7 +350,7 @@ def look_after(paths: RunPaths, place: Place) -> int:
     try:
         code = govern(paths, spec, place, lease)
         if spec.cluster == "slurm":
-            words = come_back(paths, place.job_id, code, spec.policy.requeue, task=session.task).words
+            words = come_back(paths, session, code, spec.policy.requeue).words
             if words:
                 print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
         return code

@@ -79,7 +79,7 @@ def _take_over(paths: RunPaths, epoch: int, host: str, address: str) -> int:
     if not local:
         try:
             # A job whose batch host is dead cannot be put back, but a chain may have to be cancelled.
-            if words := come_back(paths, session.job_id, code, may_requeue=False).words:
+            if words := come_back(paths, session, code, may_requeue=False).words:
                 print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
         finally:
             end_job(session.allocation.ordered)

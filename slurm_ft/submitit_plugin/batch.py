@@ -21,6 +21,7 @@ from submitit.core.utils import JobPaths, cloudpickle_dump, temporary_save_path
 from slurm_ft.controller.comeback import come_back
 from slurm_ft.controller.head import look_after, open_run
 from slurm_ft.errors import EXIT_FAILED, EXIT_TRY_AGAIN, SlurmFTError
+from slurm_ft.launch.session import Session
 from slurm_ft.observe.last_words import last_words
 from slurm_ft.paths import RunPaths
 from slurm_ft.spec import RunSpec
@@ -46,7 +47,7 @@ def main() -> None:
         code = look_after(paths, place)
         words = "\n".join(last_words(paths, code))
         if code == EXIT_TRY_AGAIN:
-            code = _come_back(paths, place.job_id, folder)
+            code = _come_back(paths, folder)
     except SlurmFTError as error:
         error.show()
         code, words = error.exit_code, error.message
@@ -56,12 +57,13 @@ def main() -> None:
     sys.exit(code)
 
 
-def _come_back(paths: RunPaths, job_id: str, folder: str) -> int:
+def _come_back(paths: RunPaths, folder: str) -> int:
     """Put the job back into the queue, unless task 0 has said why not: then the run has failed."""
-    if _has_had_its_time(unfinished(JobPaths(folder, job_id=job_id, task_id=0).result_pickle)):
+    session = Session.read(paths)
+    if _has_had_its_time(unfinished(JobPaths(folder, job_id=session.job_id, task_id=0).result_pickle)):
         return EXIT_FAILED
     # submitit itself bounds how often a job comes back; its functions report no steps.
-    done = come_back(paths, job_id, EXIT_TRY_AGAIN, True, idle=True)
+    done = come_back(paths, session, EXIT_TRY_AGAIN, True, idle=True)
     print(f"slurm-ft: {done.words}", file=sys.stderr, flush=True)
     return EXIT_TRY_AGAIN if done.next else EXIT_FAILED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from slurm_ft.controller.comeback import Ending, Plan
 from slurm_ft.controller.requests import STOP_WORDS
 from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, EventLog, Kind
+from slurm_ft.launch.session import Session
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.slurm.client import Done, JobView, Unreachable
 from slurm_ft.slurm.states import parse_state
 from slurm_ft.spec import Policy
 from slurm_ft.submit import chain, rejoin, slurm_job
+
+SESSION = Session("one", "12", ("n1",))
 
 
 def job(state: str = "RUNNING", requeue: bool = True) -> JobView:
@@ -96,7 +100,7 @@ def logged(paths: RunPaths, *events: Event) -> None:
 def test_who_follows_a_run_learns_in_which_job_it_goes_on(paths: RunPaths) -> None:
     client = Client(Done())
     logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
-    assert "put back" in comeback.come_back(paths, "12", 75, True, client).words  # type: ignore[arg-type]
+    assert "put back" in comeback.come_back(paths, SESSION, 75, True, client).words  # type: ignore[arg-type]
     assert client.done == ["requeue 12"]
     found = rejoin.goes_on_in(paths, "12", lambda: False, lambda _: None)
     assert found is not None and found[0] == "12"
@@ -137,7 +141,7 @@ def test_a_requeue_that_slurm_refuses_leaves_no_promise_behind(
     pauses = list[float]()
     monkeypatch.setattr(comeback.time, "sleep", pauses.append)
     logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
-    words = comeback.come_back(paths, "12", 75, True, Client(Unreachable("no answer"))).words  # type: ignore[arg-type]
+    words = comeback.come_back(paths, SESSION, 75, True, Client(Unreachable("no answer"))).words  # type: ignore[arg-type]
     assert words == "the job could not be put back into the queue: no answer"
     assert len(pauses) == comeback.REQUEUE_TRIES - 1  # it was asked again
     assert not paths.again.exists()
@@ -147,8 +151,8 @@ def test_sessions_of_a_program_that_reports_no_progress_may_come_back_again_and_
     both = [event(Kind.RUN_STARTED), event(Kind.RUN_ENDED, code=75)]
     logged(paths, *both * 3)
     client = Client(Done())
-    assert not comeback.come_back(paths, "12", 75, True, client).next  # type: ignore[arg-type]
-    assert comeback.come_back(paths, "12", 75, True, client, idle=True).next == "12"  # type: ignore[arg-type]
+    assert not comeback.come_back(paths, SESSION, 75, True, client).next  # type: ignore[arg-type]
+    assert comeback.come_back(paths, SESSION, 75, True, client, idle=True).next == "12"  # type: ignore[arg-type]
     assert client.done == ["requeue 12"]
 
 
@@ -172,7 +176,7 @@ def test_a_submitit_task_has_had_its_time_only_when_submitit_says_so(tmp_path: P
 def test_a_task_of_an_array_is_put_back_and_not_the_whole_array(paths: RunPaths) -> None:
     client = Client(Done())
     logged(paths, event(Kind.RUN_STARTED), event(Kind.PROGRESSED))
-    done = comeback.come_back(paths, "12", 75, True, client, task="10_2")  # type: ignore[arg-type]
+    done = comeback.come_back(paths, replace(SESSION, task="10_2"), 75, True, client)  # type: ignore[arg-type]
     assert (done.next, client.done) == ("12", ["requeue 10_2"])
 
 

@@ -66,7 +66,9 @@ def test_after_a_take_over_the_rest_of_a_chain_is_looked_after_before_the_job_is
     done = list[object]()
     monkeypatch.setattr(takeover, "govern", lambda *_: 143)
     monkeypatch.setattr(
-        takeover, "come_back", lambda _, job, code, may_requeue: done.append((job, code, may_requeue)) or Plan()
+        takeover,
+        "come_back",
+        lambda _, session, code, may_requeue: done.append((session.job_id, code, may_requeue)) or Plan(),
     )
     monkeypatch.setattr(takeover, "end_job", done.append)
     assert takeover._take_over(paths, 2, "node2", "127.0.0.1") == 143

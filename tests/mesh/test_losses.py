@@ -299,6 +299,37 @@ def test_nothing_is_left_of_a_client_that_is_killed_or_just_ends(end: str) -> No
     wait_until(lambda: not Path(folder).exists(), SOON)
 
 
+def test_a_client_that_was_only_stopped_has_its_mesh_again(tmp_path: Path) -> None:
+    """Its hosts took it for dead and have left. Calls that were on their way to them fail; the next ones wait."""
+    then = """
+sys.stdin.readline()
+while (values := mesh.call(os.getpid).get(60)).failed():
+    print(values.failed()[0][1], file=sys.stderr)
+print(values.size, flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT + then],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as client:
+        assert client.stdin is not None and client.stdout is not None
+        folder = client.stdout.readline().strip()
+        client.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: not members(f"{folder}#"), 2 * SOON)
+            assert Path(folder).exists()
+        finally:
+            client.send_signal(signal.SIGCONT)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "4\n"
+        client.wait(SOON)
+    wait_until(lambda: not members(f"{folder}#"), SOON)
+    wait_until(lambda: not Path(folder).exists(), SOON)
+
+
 def test_the_keys_are_the_owners_alone_and_nobody_gets_in_without_them(make_mesh: MakeMesh, tmp_path: Path) -> None:
     import zmq
 

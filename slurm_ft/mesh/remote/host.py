@@ -266,8 +266,10 @@ class Host:
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
 
     def _leave(self, why: str, code: int = EXIT_DONE) -> None:
+        if self._over.is_set():  # what comes after the first reason follows from it
+            return
         print(f"slurm-ft mesh: {why}", file=sys.stderr, flush=True)
-        self._code = self._code or code
+        self._code = code
         self._over.set()
 
     def _orphaned(self) -> None:

@@ -8,6 +8,7 @@ holds the job's id, which is known only afterwards: the job makes the folder whe
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -160,6 +161,8 @@ def submit(request: JobRequest) -> str:
         request.folder.mkdir(parents=True, exist_ok=True)
         if request.folder.stat().st_uid == os.getuid():
             request.folder.chmod(0o700)  # the pickles hold what was given with --env
+        elif not os.access(request.folder, os.W_OK):
+            raise PermissionError(errno.EACCES, f"{request.folder} is somebody else's")
     except OSError as error:
         raise RunFolderError(
             f"the runs folder `{request.folder.parent}` cannot be written: {error.strerror}",

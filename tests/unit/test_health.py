@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from slurm_ft import __version__
 from slurm_ft.cli import cli
-from slurm_ft.health import fabric, ring
+from slurm_ft.health import fabric, ring, task
 from slurm_ft.health.bounded import bounded
 from slurm_ft.health.hosts import command, faults_of, search_folders
 from slurm_ft.health.node import (
@@ -342,3 +342,20 @@ def test_how_many_gpus_are_expected_is_said_by_the_option_the_job_or_the_site() 
 def test_all_hosts_of_a_job_need_a_job() -> None:
     result = CliRunner().invoke(cli, ["check", "--hosts"], env=CLEAN)
     assert result.exit_code == 2 and "no Slurm job" in result.output
+
+
+def test_a_host_whose_name_leads_nowhere_says_so_and_is_checked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reachable(name: str, others: list[str]) -> str:
+        assert others == ["n2"]
+        raise OSError("it stands for 127.0.1.1 here, which no other host reaches")
+
+    monkeypatch.setattr(task, "reachable", reachable)
+    order = {"gpus": 0, "environ": {}, "shared": "", "scratch": "", "folder": str(tmp_path), "hosts": ["n1", "n2"],
+             "word": "w", "folders": {"/no/such": "PATH"}, "areas": [], "seconds": 10.0}  # fmt: skip
+    answer = task.look(order, "n1")
+    assert answer["faults"] == [
+        "this host has no address that the others reach: it stands for 127.0.1.1 here, which no other host reaches",
+        "there is no /no/such, which PATH names",
+    ]

@@ -59,6 +59,7 @@ class Observed:
         if phase and (phase != news.phase or source):
             news.phase = str(phase)
             state = {"source": source, "source_step": packet.get("source_step")} if source else {}
+            news.again = news.again and not source  # another's state has taken the place of that work
             self.send({"type": "phase", "phase": news.phase, **state, **common})
         step = packet.get("step")
         if isinstance(step, int):

@@ -40,6 +40,7 @@ import torchft
 import torchft.manager
 
 from slurm_ft import env
+from slurm_ft.train import survivors
 from slurm_ft.train.progress import report_phase
 from slurm_ft.train.transport import PeerTransport as PeerTransport
 
@@ -89,6 +90,21 @@ class _FirstErrorLogger(torchft.manager._ManagerLogger):  # type: ignore[misc]
             super().exception(msg)
 
 
+class _Client:
+    """torchft's client of the replica's own server, which remembers the last quorum."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.quorum: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, *args: Any, **kwargs: Any) -> Any:
+        self.quorum = self._client._quorum(*args, **kwargs)
+        return self.quorum
+
+
 class Manager(torchft.Manager):  # type: ignore[misc]
     """torchft's Manager that leaves the group on the first error of a step, and keeps its name.
 
@@ -99,20 +115,26 @@ class Manager(torchft.Manager):  # type: ignore[misc]
     quorum id: without it the others would keep the group in which the dead process is.
 
     `heals` counts the states loaded from a peer, `syncs` the votes on a commit, `committed` tells how the
-    last vote ended.
+    last vote ended, `members` are the ids in the last quorum. `not_without` are ids of earlier quorums without which,
+    if they live, a new quorum commits nothing: they may have committed what was not committed here (see local_sgd.py).
     """
 
     _logger: Any
+    _client: Any
+    not_without: frozenset[str] = frozenset()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.heals = 0
         self.syncs = 0
         self.committed = False
         self._left: object = None
+        self._may_heal = True
         name_is_kept = os.environ.get(env.SOCKET, "")
         with _own_name(name_is_kept):
             super().__init__(*args, **kwargs)
-        self._commit_failures = 1 if name_is_kept else 0
+        self._borrowed_failures = 1 if name_is_kept else 0
+        self._commit_failures = self._borrowed_failures
+        self._client = _Client(self._client)
         name = self._logger._replica_id
         self._logger = _FirstErrorLogger(manager=self, replica_id=name, group_rank=self._group_rank)
 
@@ -139,20 +161,56 @@ class Manager(torchft.Manager):  # type: ignore[misc]
         except Exception as failure:
             self._logger.warn(f"could not leave the group at once: {failure}")
 
-    def start_quorum(self, *args: Any, **kwargs: Any) -> None:
+    @property
+    def members(self) -> frozenset[str]:
+        quorum = self._client.quorum
+        return frozenset(quorum.replica_ids if quorum is not None else ())
+
+    def start_quorum(self, allow_heal: bool = True, *args: Any, **kwargs: Any) -> None:
         self._left = None
-        super().start_quorum(*args, **kwargs)
+        self._may_heal = allow_heal
+        super().start_quorum(allow_heal, *args, **kwargs)
+        if not self._use_async_quorum and (absent := self._absent()):
+            # Before anything is reduced: so nobody in this quorum can commit anything.
+            why = f"{', '.join(absent)} may have committed, and is not in this quorum"
+            self._logger.warn(why)
+            self.report_error(RuntimeError(why))
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
-        """As torchft's. Raises RuntimeError when the state is half a peer's and there is no peer to mend it, or
-        peers want it from here: this rank has to start again."""
+        """As torchft's. Raises RuntimeError when this rank has to start again: its state is half a peer's and there is
+        no peer to mend it, or peers want it from here; or the other ranks of its replica were healed and it was not."""
         transport = self._checkpoint_transport
         asked = getattr(transport, "asked_while_torn", False)
         if getattr(transport, "torn", False) and (asked or self.errored() is None):
             raise RuntimeError("a transfer broke, the state here is half the peer's, and no peer has it any more")
+        self._check_step()
+        # So far no step failed: what was said to the Lighthouse at the start does not count against max_retries.
+        self._commit_failures -= self._borrowed_failures
+        self._borrowed_failures = 0
         self.committed = bool(super().should_commit(timeout=timeout))
         self.syncs += 1
         return self.committed
+
+    def _check_step(self) -> None:
+        """torchft asks for a quorum with the step of one rank of the replica, whichever asks last. When one rank was
+        healed and another was not, and the first asks last, nobody heals the other."""
+        if self._quorum_future is not None:
+            self.wait_quorum()
+        quorum, asked = self._client.quorum, self._may_heal
+        self._may_heal = False  # looked at once for each quorum: a vote moves the step
+        if quorum is None or not asked or self.errored() is not None:
+            return
+        if self.current_step() != quorum.max_step:
+            here, there = self.current_step(), quorum.max_step
+            raise RuntimeError(f"this rank is at step {here}, its replica was healed to {there}")
+
+    def _absent(self) -> list[str]:
+        """Who must be in this quorum, lives and is not in it; when nobody can say who lives, all who are not in it."""
+        missing = self.not_without - self.members - survivors.gone
+        view = view_lighthouse(lighthouse_url()) if missing else LighthouseView()
+        if view is None:
+            return sorted(missing)
+        return sorted(name for name in missing if view.heartbeats.get(name, FRESH_SECONDS) < FRESH_SECONDS)
 
     def _apply_pending_state_dict(self) -> None:
         arrived = self._pending_state_dict is not None

@@ -8,6 +8,11 @@ every survivor throws the steps of a whole interval away. Here it asks for a new
 whoever is left, and with the work of this interval; where the synchronisation is delayed (`fragment_sync_delay`), also
 with what was learnt since its reduction began. After TRIES failures it does what torchft does.
 
+A peer may have committed what failed here: it had all it needed when the other died. It is a step ahead then, and who
+committed that step without it would differ from it for good and not know it. So until something is committed no
+try succeeds without those who were in one before and live; who is behind is healed when all meet again. (LocalSGD with
+an asynchronous quorum does not look: it averages whole weights, and differs from nobody for long.)
+
 Both are subclasses and take torchft's own arguments, with our Manager, which tells how a vote has ended. What was
 made by torchft's own classes gets the same by `synchronise_again`, before it is entered. Field names are those of
 torchft 0.2.0.
@@ -69,15 +74,24 @@ class _Again:
             fragment._clear_local_parameters = partial(self._put_aside, fragment)
 
     def step_post_hook(self, *step: Any) -> None:
-        before = self._manager.syncs
+        manager, before = self._manager, self._manager.syncs
         self._hook(*step)
-        for _ in range(TRIES - 1):
-            if self._manager.syncs == before or self._manager.committed:
-                break
-            logger.warning("a synchronisation failed; trying again")
-            report_again()
-            self._synchronise(*step)
-        self._aside = None
+        failures, limit = manager._commit_failures, manager._max_retries
+        try:
+            for _ in range(TRIES - 1):
+                if manager.syncs == before or manager.committed:
+                    break
+                logger.warning("a synchronisation failed; trying again")
+                report_again()
+                manager.not_without |= manager.members
+                manager._max_retries = None  # it counts synchronisations, not tries
+                self._synchronise(*step)
+        finally:
+            self._aside, manager._max_retries = None, limit
+        if manager.committed:
+            manager.not_without = frozenset()
+        elif manager.syncs > before:
+            manager._commit_failures = failures
 
     def _put_aside(self, fragment: Any) -> None:
         """In place of DiLoCo's own clearing: what was learnt locally is dropped only after a commit."""

@@ -159,8 +159,9 @@ os.register_at_fork(after_in_child=_forget_after_fork)  # a data loader's worker
 
 
 def on_save(save: Callback) -> None:
-    """Have `save(step)` called when a save is asked for, within the next `report(step)` of this rank. It may give
-    the path of what it wrote. An exception in it is reported as a failed save and does not end the training."""
+    """Have `save(step)` called when a save is asked for, within the next `report(step)` of this rank; so report a step
+    when it has ended. It may give the path of what it wrote. An exception in it is reported as a failed save and does
+    not end the training."""
     here = saver()
     if here is not None:
         here.callback = save

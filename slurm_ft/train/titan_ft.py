@@ -52,8 +52,9 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from slurm_ft.errors import UsageError
 from slurm_ft.train import ft, save, titan_keep, titan_save
+from slurm_ft.train.kept.torchft_sync import fragments
 from slurm_ft.train.local_sgd import synchronise_again
-from slurm_ft.train.progress import report, report_phase
+from slurm_ft.train.progress import report, report_again, report_phase
 from slurm_ft.train.titan_parts import Checkpointer, FTManager, Optimizers
 from slurm_ft.train.titan_place import Place, is_over, mark_end
 from slurm_ft.train.titan_state import model_state
@@ -62,6 +63,8 @@ from slurm_ft.train.titan_text import TextLoader
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+SYNC_PAUSE = 1.0
+"""Seconds between two rounds of tries to synchronise where there is nothing else to do."""
 
 
 class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
@@ -298,7 +301,21 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                     return
                 late = False
             self._keeping.settled()
+            self.step -= self._keeping.pending  # the loop counts it again
             profiler.step()
+
+    def _not_committed(self) -> None:
+        """Go back over what was not committed, or where nothing can be gone back over ask again."""
+        if self._sync is None or fragments(self._sync):
+            logger.warning("step %d was not committed; back to step %d", self.step, self._committed_step)
+            self.step = self._committed_step
+            return
+        # Local SGD goes back to nothing. The same synchronisation is tried again, and nothing trained on top of it.
+        logger.warning("step %d was not committed; it is tried again", self.step)
+        self._sync._local_step = self.interval - 1
+        self._keeping.pending = True
+        report_again()
+        time.sleep(SYNC_PAUSE)
 
     def _left_behind(self) -> bool:
         """Whether the others have finished the run: asked when a synchronisation could not be committed, and
@@ -348,11 +365,10 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
             self._heals_before_sync = self._heals()
             self._committed_step = self.step
         else:
-            logger.warning("step %d was not committed; back to step %d", self.step, self._committed_step)
-            self.step = self._committed_step
+            self._not_committed()
         # A donor hands over its schedule before or after it has stepped it; the step itself is the truth.
         self._set_schedules(self.step)
-        if self._sync is not None:
+        if self._sync is not None and not self._keeping.pending:
             # 0 at a boundary, where all are but a late joiner that found nobody.
             self._sync._local_step = self.step % self.interval
         if manager.committed:

@@ -94,7 +94,7 @@ class Keeping:
         trainer = self._trainer
         if not in_flight(trainer._sync):
             begins = trainer.interval > 1 and trainer.step == trainer._committed_step
-            self.kept.commit(trainer.step, snapshot=begins)
+            self.kept.commit(trainer.step, pending=self.pending, snapshot=begins)
 
     def finish_pending(self) -> None:
         """In place of a step: the synchronisation of the one before the restart."""
@@ -102,6 +102,7 @@ class Keeping:
         trainer = self._trainer
         trainer._sync._step_post_hook(trainer.optimizers, (), {})
         trainer._set_schedules(trainer.step)
+        trainer._heals_seen = trainer._heals()
 
     def close(self) -> None:
         """The training has ended well."""

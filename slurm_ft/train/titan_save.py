@@ -31,14 +31,23 @@ def folder_of(run_folder: Path, step: int) -> Path:
 
 
 def write(folder: Path, rank: int, ranks: int, state: State) -> None:
-    """Write this rank's part so that it is whole or not there."""
+    """Write this rank's part so that it is whole or not there. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"rank-{rank}.tmp"
-    with open(fresh, "wb") as file:
-        torch.save({"ranks": ranks, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(folder / f"rank-{rank}.pt")
+    try:
+        with open(fresh, "wb") as file:
+            torch.save({"ranks": ranks, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(folder / f"rank-{rank}.pt")
+    except (OSError, RuntimeError) as failure:
+        with contextlib.suppress(OSError):
+            fresh.unlink()  # it may be what fills the disk
+        # torch closes its archive when a write has failed, which fails in words of its own
+        cause = failure if isinstance(failure, OSError) else failure.__context__
+        if isinstance(cause, OSError):
+            raise cause from None
+        raise
 
 
 def read(folder: Path, rank: int, ranks: int) -> State:

@@ -246,3 +246,28 @@ def test_a_snapshots_optimizer_state_goes_to_where_the_optimizer_would_have_made
             sources.make(Entry(f"optimizer.0.0.{key}", "", (), (), 0, False), torch.zeros(()), to_device=True)
         state = optimizer.state[model.weight]
         assert (state["step"].device.type, state["exp_avg"].device.type) == (place, "meta")
+
+
+class Sync:
+    """A DiLoCo whose reduction may be under way."""
+
+    def __init__(self) -> None:
+        self._local_step, self._fragments = 0, [self]
+        self._allreduce_work: list[str] = []
+        self._outer_optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        self.original_parameters = dict[str, Any]()
+        self._fragment_id = 0
+
+
+def test_a_state_is_not_whole_while_a_reduction_is_under_way(keeper: Keeper) -> None:
+    """Its result would be lost with the process."""
+    sync = Sync()
+    model, inner, kept = started("both", sync=sync)
+    assert kept.restore().source == "none"
+    train(model, inner, kept)
+    sync._allreduce_work.append("work")
+    train(model, inner, kept)
+    sync._allreduce_work.clear()
+    _, _, again = started("both", sync=sync)
+    restored = again.restore()
+    assert (restored.source, restored.step) == ("snapshot", 1)

@@ -350,6 +350,20 @@ def test_ranks_tell_each_other_through_the_store_of_their_replica() -> None:
     assert answers == [[offers[0], offers[1]]] * 2
 
 
+def test_two_trainings_of_a_process_tell_their_own_offers_each() -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    first, second = [Offer("live", 7, "settled")], [Offer("live", 8, "settled")]
+
+    def ask(rank: int, name: str, offers: list[Offer]) -> list[list[Offer]]:
+        return agree.exchange(offers, {**place, "RANK": str(rank)}, name)
+
+    with ThreadPoolExecutor(4) as pool:
+        both = (("a", first), ("b", second))
+        asked = [pool.submit(ask, rank, name, offers) for rank in (0, 1) for name, offers in both]
+        assert [answer.result() for answer in asked] == [[first] * 2, [second] * 2] * 2
+
+
 @given(st.floats(0.001, 10), st.floats(0.001, 10))
 def test_snapshots_cost_no_more_than_their_share(step_seconds: float, seconds: float) -> None:
     pace = Pace(None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,9 @@ class Manager(ft.Manager):
         self.votes, self.quorums, self.step = list(votes), 0, 0
         self.syncs, self.committed = 0, False
         self._use_async_quorum = False
+        self._client = SimpleNamespace(quorum=None)
+        self._commit_failures, self._max_retries = 0, 2
+        self.limits: list[int | None] = []
 
     def start_quorum(self, *_: Any, **__: Any) -> None:
         self.quorums += 1
@@ -35,6 +40,8 @@ class Manager(ft.Manager):
     def should_commit(self, timeout: Any = None) -> bool:
         self.syncs, self.committed = self.syncs + 1, self.votes.pop(0) if self.votes else True
         self.step += self.committed
+        self._commit_failures = 0 if self.committed else self._commit_failures + 1
+        self.limits.append(self._max_retries)
         return self.committed
 
     def current_step(self) -> int:
@@ -123,3 +130,62 @@ def test_survivors_of_a_death_in_mid_synchronisation_do_no_step_twice(start_run:
     # Without the mend: the survivors throw a whole interval away, and train it again.
     assert steps == [committed + (workers.DILOCO_EVERY if kind == "stock" else 0)] * 2
     assert len({event["digest"] for event in run.agent.events if event["type"] == "trained"}) == 1
+
+
+def test_who_failed_commits_nothing_without_a_peer_that_may_have_committed(start_run: Any, tmp_path: Path) -> None:
+    """It would be as far as that peer then, and differ from it for good."""
+    run = start_run(3, join_timeout_ms=2000)
+    kept = [
+        run.start(workers.diloco_half, role, str(tmp_path), replica=replica)[0]
+        for replica, role in enumerate(("fails", "commits"))
+    ]
+    run.start(workers.diloco_half, "dies", str(tmp_path), replica=2)
+    run.agent.wait(lambda event: event["type"] == "dying")
+    [back] = run.start(workers.diloco_half, "back", str(tmp_path), replica=2)
+    assert run.join([*kept, back]) == [0, 0, 0], run.log(0) + run.log(1) + run.log(2)
+    assert len({event["digest"] for event in run.agent.events if event["type"] == "trained"}) == 1
+    assert "may have committed, and is not in this quorum" in run.log(0)
+
+
+def bare(step: int, max_step: int, members: Sequence[str], **more: Any) -> ft.Manager:
+    """A Manager after a quorum."""
+    manager = ft.Manager.__new__(ft.Manager)
+    quorum = SimpleNamespace(replica_ids=list(members), max_step=max_step)
+    about = {"_client": SimpleNamespace(quorum=quorum), "_step": step, "_errored": None, "_quorum_future": None}
+    manager.__dict__.update(about, _may_heal=True)
+    manager.__dict__.update(more)
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("heartbeats", "told_gone", "absent"),
+    [({"b": 0.1, "d": 5.0}, (), ["b"]), ({"b": 0.1}, ("b",), []), ({"b": 2.0}, (), []), (None, ("d",), ["b"])],
+    ids=["it lives", "the controller says that it is gone", "no sign of life", "nobody can say who lives"],
+)
+def test_only_peers_that_live_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, heartbeats: dict[str, float] | None, told_gone: Sequence[str], absent: list[str]
+) -> None:
+    view = None if heartbeats is None else ft.LighthouseView(heartbeats=heartbeats)
+    monkeypatch.setattr(ft, "view_lighthouse", lambda url: view)
+    monkeypatch.setattr(ft.survivors, "gone", set(told_gone))
+    assert bare(1, 1, ["a"], not_without=frozenset({"a", "b", "d"}))._absent() == absent
+
+
+@pytest.mark.parametrize(
+    ("step", "more", "ends"),
+    [(0, {}, True), (3, {}, False), (0, {"_errored": "x"}, False), (0, {"_may_heal": False}, False)],
+)
+def test_a_rank_that_was_not_healed_with_the_others_of_its_replica_ends(
+    step: int, more: dict[str, Any], ends: bool
+) -> None:
+    manager = bare(step, 3, ["a"], **more)
+    if ends:
+        with pytest.raises(RuntimeError, match="this rank is at step 0, its replica was healed to 3"):
+            manager._check_step()
+    else:
+        manager._check_step()
+
+
+def test_tries_do_not_count_against_the_retries_of_a_manager() -> None:
+    _, manager = trained([False, False, False, True], 2 * SYNC, lambda *given: diloco(*given, local_sgd.DiLoCo, 1, 0))
+    assert (manager._max_retries, manager._commit_failures, manager.limits) == (2, 0, [2, None, None, 2])

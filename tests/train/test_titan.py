@@ -147,6 +147,20 @@ def test_below_the_minimum_no_step_is_lost_or_counted(start_run):
     assert_equal_replicas(run)
 
 
+def test_local_sgd_below_the_minimum_waits_and_trains_nothing_twice(start_run):
+    """It goes back to nothing, so a second round over the same steps would come on top of the first."""
+    options = ("--mode", "local-sgd", "--steps", "4", "--sync-steps", "2", "--min-replicas", "2", "--seq-len", "16")
+    run = start_run(2)
+    [first] = run.start(workers.titan, *options, "--", "--fault_tolerance.gather_s", "0", replica=0)
+    run.agent.wait(lambda event: event["type"] == "commit" and not event["committed"], count=7)
+    trained = [event["step"] for event in run.agent.events if is_report(event)]
+    assert trained == [1, 2]
+    [second] = run.start(workers.titan, *options, "--", "--fault_tolerance.gather_s", "0", replica=1)
+    assert run.join([first, second]) == [0, 0], run.log(0) + run.log(1)
+    assert [event["step"] for event in run.agent.events if step_of(0, 3)(event)] == [3, 4]
+    assert_equal_replicas(run)
+
+
 @pytest.mark.parametrize("mode", [("--mode", "local-sgd"), ("--fragments", "2")], ids=["local-sgd", "fragments"])
 def test_other_ways_to_synchronise_heal_too(start_run, mode):
     options = ("--steps", "16", "--sync-steps", "4", "--seq-len", "16", *mode)

@@ -115,3 +115,22 @@ def test_replicas_that_all_die_at_once_go_on_from_the_last_save_and_not_from_not
         run.kill()
     logs = [path.read_text() for path in folder.glob("replicas/*/attempt_2/0.log")]
     assert len(logs) == 2 and all(f"resumed from the save of step {step}" in log for log in logs), logs
+
+
+def test_a_full_disk_is_an_error_of_the_disk_and_is_not_filled_further(tmp_path: Path) -> None:
+    """torch closes its archive when a write has failed, and that raises in words of its own."""
+    program = f"""
+import resource, signal
+import torch
+from pathlib import Path
+from slurm_ft.train import titan_save
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    titan_save.write(Path({str(tmp_path)!r}), 0, 1, {{"weights": torch.zeros(1_000_000)}})
+except OSError as error:
+    print(error.strerror)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "File too large\n", done.stderr
+    assert list(tmp_path.iterdir()) == []

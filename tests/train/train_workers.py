@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from slurm_ft.train.progress import channel
@@ -178,6 +179,50 @@ def diloco(kind: str, victim: bool) -> None:
             steps += 1
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     send("trained", steps=steps, digest=hashlib.sha256(weights).hexdigest())
+    manager.shutdown(wait=False)
+
+
+def diloco_half(role: str, folder: str) -> None:
+    """Trains by DiLoCo with two peers. In the second synchronisation one `dies`, one `fails` and one `commits`; the
+    latter goes on only after the one that failed has tried again with the one that is `back`."""
+    import torch
+
+    from slurm_ft.train import local_sgd
+
+    tried = Path(folder, "tried")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    manager = _manager("mended", state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+    vote = manager.should_commit
+
+    def should_commit(*given: Any, **named: Any) -> bool:
+        second = manager.current_step() == 1
+        if second and role == "dies":
+            send("dying")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if second and role == "fails" and not manager.not_without:
+            manager.report_error(RuntimeError("a chunk of the dead one is missing"))
+        committed = bool(vote(*given, **named))
+        if second and role == "fails" and manager.not_without:
+            tried.touch()
+        return committed
+
+    manager.should_commit = should_commit
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    if role != "back":
+        _gather(3)
+    number = int(os.environ["REPLICA_GROUP_ID"])
+    with local_sgd.DiLoCo(manager, [model], inner, outer, DILOCO_EVERY) as sync:
+        sync._local_step = DILOCO_EVERY - 1 if role == "back" else 0
+        while manager.current_step() < DILOCO_SYNCS:
+            inner.zero_grad()
+            model(torch.full((2, 8), 1.0 + number)).sum().backward()
+            inner.step()
+            while role == "commits" and manager.current_step() == 2 and not tried.exists():
+                time.sleep(0.01)
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    send("trained", digest=hashlib.sha256(weights).hexdigest())
     manager.shutdown(wait=False)
 
 

@@ -416,6 +416,8 @@ def a_manager_commits_nothing_on_a_torn_state(folder: str) -> None:
 
     manager = object.__new__(ft.Manager)
     manager.syncs, manager._errored = 0, None
+    manager._client, manager._quorum_future, manager._may_heal = mock.Mock(quorum=None), None, False
+    manager._commit_failures = manager._borrowed_failures = 0
     manager._checkpoint_transport = mock.Mock(torn=True, asked_while_torn=False)
     with mock.patch.object(torchft.Manager, "should_commit", return_value=True), expect(RuntimeError, "half the peer"):
         manager.should_commit()

@@ -69,6 +69,15 @@ def test_a_second_vote_on_the_same_work_says_so_and_covers_the_same_steps() -> N
     assert [(message["lost"], message.get("again", False)) for message in sent] == [(3, False), (3, True), (1, False)]
 
 
+def test_work_that_a_peers_state_has_replaced_meanwhile_is_not_voted_on_again() -> None:
+    news, sent = observed()
+    news.packet(0, packet("commit", step=1, committed=False, quorum_id=7))
+    news.packet(0, packet("again"))
+    news.packet(0, packet("progress", phase="healed", source="peer", source_step=2))
+    news.packet(0, packet("commit", step=2, committed=True, quorum_id=8))
+    assert "again" not in sent[-1]
+
+
 def test_a_commit_without_any_progress_covers_one_step() -> None:
     news, sent = observed()
     news.packet(0, packet("commit", step=1, committed=False))

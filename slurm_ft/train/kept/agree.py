@@ -40,13 +40,15 @@ def mine(offers: Sequence[Offer], chosen: Offer) -> Offer:
     return min(same, key=lambda offer: offer.source != LIVE)
 
 
-def exchange(offers: Sequence[Offer], environ: Mapping[str, str]) -> list[list[Offer]]:
-    """The offers of all ranks, this one's among them. Raises what torch's store raises when a rank does not come."""
+def exchange(offers: Sequence[Offer], environ: Mapping[str, str], name: str = "") -> list[list[Offer]]:
+    """The offers of all ranks for the training of this name, this one's among them. Raises what torch's store raises
+    when a rank does not come."""
     rank, ranks = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
         return [list(offers)]
     from torch.distributed import TCPStore
 
     store = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, timeout=WITHIN)
-    store.set(f"slurm_ft/kept/{rank}", json.dumps(offers))
-    return [[Offer(*offer) for offer in json.loads(store.get(f"slurm_ft/kept/{number}"))] for number in range(ranks)]
+    keys = [f"slurm_ft/kept/{name}/{number}" for number in range(ranks)]
+    store.set(keys[rank], json.dumps(offers))
+    return [[Offer(*offer) for offer in json.loads(store.get(key))] for key in keys]

@@ -91,7 +91,7 @@ def keep(
     if manager is not None:
         parts["torchft"] = manager
     if sync is not None:
-        from slurm_ft.train.kept.torchft_sync import SyncPart, outer_optimizers, sync_tensors
+        from slurm_ft.train.kept.torchft_sync import SyncPart, in_flight, outer_optimizers, sync_tensors
 
         parts["sync"] = SyncPart(sync)
         optimizers += outer_optimizers(sync)
@@ -106,7 +106,9 @@ def keep(
         raise UsageError(f"two states of this process are kept as {place}", "give them names: keep(name=...)")
     sources = Sources(modules, optimizers, tensors, parts)
     pace = Pace(every, int(environ.get("WORLD_SIZE", "1")))
-    kept = Kept(sources, wanted if environ.get(env.KEEPER) else frozenset(), place, pace, environ)
+    kept = Kept(sources, wanted if environ.get(env.KEEPER) else frozenset(), place, pace, environ, name)
+    if sync is not None:
+        kept.in_flight = functools.partial(in_flight, sync)
     if manager is not None and kept.active:
         kept.watch(manager)
     return kept
@@ -116,9 +118,17 @@ class Kept:
     """A training's state in held memory. Made by `keep`."""
 
     def __init__(
-        self, sources: Sources, modes: frozenset[str], place: str, pace: Pace, environ: Mapping[str, str]
+        self,
+        sources: Sources,
+        modes: frozenset[str],
+        place: str,
+        pace: Pace,
+        environ: Mapping[str, str],
+        name: str = "",
     ) -> None:
-        self._sources, self._place, self._environ = sources, place, environ
+        self._sources, self._place, self._environ, self._name = sources, place, environ, name
+        self.in_flight: Callable[[], bool] = bool
+        """Is a reduction under way, whose result would be lost with the process?"""
         self._client: Client | None = None
         self._live: KeepLive | None = None
         self._snapshots: KeepSnapshots | None = None
@@ -175,7 +185,7 @@ class Kept:
         if not self.active and not self._why:
             return Restored(NONE, max(newer_than, 0))  # no rank of this run keeps anything
         offers = self._offers()
-        chosen = agree.choose(agree.exchange(offers, self._environ), newer_than)
+        chosen = agree.choose(agree.exchange(offers, self._environ, self._name), newer_than)
         restored = self._take(agree.mine(offers, chosen)) if chosen else self._nothing(offers, newer_than)
         if self._snapshots is not None:
             self._snapshots.forget()
@@ -232,10 +242,10 @@ class Kept:
         """The state is whole again and is that of `step`. Never raises for what the keeper does.
 
         With `snapshot` one is taken now, whether it is due or not. One that is half a peer's, because a transfer
-        broke, is not whole.
+        broke, is not whole; nor is one while a reduction is under way.
         """
         self.count = step
-        if not self.active or getattr(self._transport, "torn", False):
+        if not self.active or getattr(self._transport, "torn", False) or self.in_flight():
             return
         try:
             tensors = self._sources.tensors()

@@ -63,7 +63,7 @@ class LocalLauncher:
 
 def _mark(request: Request) -> str:
     """What the processes of a step have in their environment, and no others."""
-    return f"{request.paths.root}#{request.name}"
+    return f"{request.paths.root}#{request.name}#"  # so that no mark is the beginning of another
 
 
 class LocalStep:

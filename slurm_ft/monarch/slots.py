@@ -30,6 +30,8 @@ BUDGET = Budget(5, 600.0)
 BACKOFF = 0.5
 START_SECONDS = 60.0
 TICK = 0.1
+LATE = 1.0
+"""A look that comes this many seconds after the last one tells of a pause of this process."""
 
 
 class SlotLost(RunFailed):
@@ -232,10 +234,14 @@ class Slots:
         self._server.send(name, {"type": "alive"})
 
     async def _watch(self) -> None:
+        """Look for silent slots. A look that comes late itself says nothing about them."""
+        last = time.monotonic()
         while True:
             await asyncio.sleep(TICK)
-            now = time.monotonic()
+            now, before, last = time.monotonic(), last, time.monotonic()
             for slot in self._slots.values():
+                if now - before > LATE:
+                    slot.heard = now
                 limit = self._silence if slot.up.done() else START_SECONDS
                 if not slot.lost.done() and now - slot.heard > limit:
                     self._bad.add(slot.host)

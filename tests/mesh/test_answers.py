@@ -83,6 +83,28 @@ def test_a_large_answer_that_is_cancelled_on_its_way_does_not_spoil_the_next_one
     assert len(list(mesh.call(os.getpid).get(SOON).check().values())) == 1
 
 
+class Odd(BaseException):
+    pass
+
+
+class Unmakeable(Actor):
+    def __init__(self) -> None:
+        raise Odd("no actor")
+
+    @endpoint
+    async def later(self) -> None: ...
+
+    @endpoint
+    def now(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["now", "later"])
+def test_whatever_a_constructor_raises_is_the_answer_of_its_endpoints(mesh: ProcessMesh, name: str) -> None:
+    actor: Any = mesh.spawn(f"unmakeable-{name}", Unmakeable)
+    values = getattr(actor, name).call().get(SOON)
+    assert len(values.failed()) == 4 and "its constructor raised: Odd" in str(values.failed()[0][1])
+
+
 @pytest.mark.parametrize("name", ["now", "later"])
 def test_an_exception_that_cannot_tell_its_own_text_is_an_answer(mesh: ProcessMesh, name: str) -> None:
     actor: Any = mesh.spawn(f"raises-{name}", Raises)

@@ -382,6 +382,17 @@ def test_two_hosts_lost_at_once_and_one_spare_is_one_repair_and_one_failure(make
         mesh.call(os.getpid)
 
 
+def test_a_restart_that_was_asked_for_uses_up_no_budget(make_mesh: MakeMesh) -> None:
+    mesh = make_mesh(1, 2, policy=Policy(in_place=Budget(1, 600.0), step=Budget(0, 600.0)))
+    pids(mesh)
+    for _ in range(3):
+        mesh.slice(gpu=0).restart().get(SOON).check()
+    before = pids(mesh)
+    kill(before[0])
+    wait_until(lambda: mesh.states().flatten("rank").item(rank=0) == "up" and mesh.generation == 4, SOON)
+    assert pids(mesh)[1] == before[1]
+
+
 def test_a_slice_restarted_again_and_again_while_it_comes_up_is_up_in_the_end(make_mesh: MakeMesh) -> None:
     mesh = make_mesh(1, 3)
     before = pids(mesh)

@@ -139,6 +139,49 @@ def test_every_call_ends_with_one_answer_a_place_whatever_happens(seed: int) -> 
             assert all(world.crew.processes[index].state is State.OUT for index in missing)
 
 
+def test_a_call_of_an_actor_that_was_stopped_while_its_process_was_repaired_is_answered() -> None:
+    """The new process never hears of the actor: an async call would wait for it there for ever."""
+    world = World()
+    for index in range(SIZE):
+        world.up(index)
+    world.spawn()
+    number = next(iter(world.board._actors))
+    for index in range(SIZE):
+        world.answer(index)
+    world.lose(0)
+
+    def called() -> Call:
+        call = Call(next(world.numbers), world.extent.region, "f")
+        world.board.submit(call, {"k": "call", "i": call.number, "a": number, "what": "actor.f"}, b"", None, True)
+        return call
+
+    queued = called()
+    world.board.drop(number)
+    later = called()
+    assert later.over
+    assert [answer.refusal["error"] for answer in later.raw.result().values() if answer.refusal] == [
+        "UsageError: the actor of actor.f was stopped"
+    ] * SIZE
+    world.up(0)
+    for index in range(1, SIZE):
+        while world.inbox[index]:
+            world.answer(index)
+    assert queued.over and queued.raw.result()[0].refusal is not None
+
+
+def test_a_meeting_does_not_wait_for_a_process_that_was_given_up() -> None:
+    world = World()
+    for index in range(SIZE):
+        world.up(index)
+    world.lose(0)
+    world.give_up(0, State.LEFT)
+    world.call(wait=True)
+    (call,) = world.calls
+    header = {"i": call.number, "key": f"{call.number}/x", "of": list(range(SIZE)), "v": None, "k": "meet", "local": 1}
+    world.board.result(world.crew.slots[0], header, b"")
+    assert [sent["k"] for sent in world.inbox[1]] == ["call", "met"] and "killed" in world.inbox[1][1]["error"]
+
+
 @pytest.mark.parametrize("seed", range(0, 400, 50))
 def test_a_process_that_is_up_has_every_actor_once(seed: int) -> None:
     for one in range(seed, seed + 50):

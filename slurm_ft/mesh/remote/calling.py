@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import contextlib
 import itertools
 import random
 import shutil
@@ -28,7 +27,7 @@ from slurm_ft.mesh.remote.core import Core
 from slurm_ft.mesh.remote.loop import Loop
 from slurm_ft.mesh.remote.pickling import LIMIT, dump
 from slurm_ft.mesh.remote.state import State
-from slurm_ft.mesh.values import ValueMesh
+from slurm_ft.mesh.values import ValueMesh, log
 
 STOP_GRACE = 2.0
 """Seconds that a busy process has to finish when its mesh is stopped."""
@@ -75,14 +74,20 @@ class Shared:
         with self._stopping:
             if not self.stopped:
                 self.stopped = True
-                self.loop.start(self.core.stop(grace)).result()
-                shutil.rmtree(self.folder if self.temporary else self.core.crew.paths.secret, ignore_errors=True)
+                try:
+                    self.loop.start(self.core.stop(grace)).result()
+                finally:
+                    shutil.rmtree(self.folder if self.temporary else self.core.crew.paths.secret, ignore_errors=True)
 
 
 def _stop_all() -> None:
     for shared in list(_open):
-        with contextlib.suppress(UsageError):
+        try:
             shared.stop(STOP_GRACE)
+        except UsageError:
+            pass
+        except Exception:  # at exit threads may be gone already; the other meshes are stopped all the same
+            log.exception("a mesh was not stopped in order")
 
 
 atexit.register(_stop_all)

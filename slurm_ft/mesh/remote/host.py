@@ -41,7 +41,7 @@ from slurm_ft.paths import RunPaths, read_json
 WORKER = (sys.executable, "-c", "from slurm_ft.mesh.remote.worker import main; main()")
 PRELOAD = ("slurm_ft.mesh.remote.worker",)
 FORKS_AT_ONCE = 32
-"""Requests that the zygote's socket holds for certain."""
+"""Requests that the zygote's socket holds, unless they are long."""
 LAST_WORDS = 0.1
 """Seconds for which a dead worker's connection is read on, should a child of the worker keep it open."""
 CUT_OFF = 5.0
@@ -146,8 +146,15 @@ class Host:
             index = self._slot * self._per_host + worker.local
             log = worker_log(self._paths.root, index, worker.incarnation)
             environment, cpus = self._worker_environment(worker, index), sorted(self._cpus[worker.local])
-            with contextlib.suppress(OSError):  # the zygote is gone: we are told of that too
+            try:
                 self._forker.fork(number, environment, str(log), cpus)
+            except BlockingIOError:  # long requests fill the zygote's socket earlier: the next birth makes room
+                self._forked.pop()
+                self._forks.appendleft(worker)
+                self._forking -= 1
+                return
+            except OSError:
+                pass  # the zygote is gone: we are told of that too
 
     def _worker_environment(self, worker: _Worker, index: int) -> dict[str, str]:
         local = worker.local

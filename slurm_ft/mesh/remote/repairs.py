@@ -121,7 +121,7 @@ class Repairs:
         code = header["code"]
         if process.asked_to_end:
             self._lost([process], "it was restarted on request", slot, "process", signal=-code if code < 0 else None)
-            self._apply(Loss(slot.number, process.index), Decision(Action.RESTART, 0.0, "on request"))
+            self._carry_out(Loss(slot.number, process.index), Action.RESTART)
             return
         cause = f"killed by {signal_name(-code)}" if code < 0 else f"it exited with code {code}"
         failure = self._lost(
@@ -213,11 +213,16 @@ class Repairs:
         return None
 
     def _apply(self, loss: Loss, decision: Decision) -> None:
-        slot, action = self._crew.slots[loss.slot], decision.action
+        action = decision.action
         if action in AFTER:
             self._give_up(loss, action)
             return
         self._crew.repairs.append(Repair(time.monotonic(), action, loss.slot, loss.index))
+        self._carry_out(loss, action)
+
+    def _carry_out(self, loss: Loss, action: Action) -> None:
+        """Also what was asked for, which is no failure and uses up no budget."""
+        slot = self._crew.slots[loss.slot]
         self._crew.generation += 1
         if action is Action.RESTART and loss.index is not None and slot.state is State.UP:
             self._restart(slot, self._crew.processes[loss.index])
@@ -285,7 +290,7 @@ class Repairs:
             if slot.state is not State.UP:
                 if slot.state is not State.STARTING and slot.state is not State.REPAIRING:
                     self._revive(self._crew.processes_of(slot))
-                    self._apply(Loss(slot_number), Decision(Action.RESTART_HOST, 0.0, "on request"))
+                    self._carry_out(Loss(slot_number), Action.RESTART_HOST)
                 continue
             for process in (self._crew.processes[slot_number * self._crew.per_host + local] for local in locals_):
                 if process.state is State.UP:
@@ -293,7 +298,7 @@ class Repairs:
                     self._crew.end.send(slot.peer, {"k": "kill", "local": process.index % self._crew.per_host})
                 elif process.state in GIVEN_UP:
                     self._revive([process])
-                    self._apply(Loss(slot_number, process.index), Decision(Action.RESTART, 0.0, "on request"))
+                    self._carry_out(Loss(slot_number, process.index), Action.RESTART)
 
     def _revive(self, processes: list[Process]) -> None:
         for process in processes:

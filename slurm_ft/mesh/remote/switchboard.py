@@ -8,9 +8,11 @@ Used in the mesh's loop only.
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from slurm_ft.errors import UsageError
 from slurm_ft.mesh.errors import CallTimeout, MeshFailure, SupervisionError
 from slurm_ft.mesh.extent import Region
 from slurm_ft.mesh.remote.calls import Answer, Call, numbers
@@ -20,6 +22,12 @@ from slurm_ft.mesh.values import log
 
 NONE = b"\x80\x05N."
 """None, pickled."""
+
+
+def _was_stopped(header: Header) -> Answer:
+    """What a process answers that knows no such actor."""
+    error = UsageError(f"the actor of {header['what']} was stopped")
+    return Answer(pickle.dumps(error), {"error": f"UsageError: {error.message}", "trace": ""})
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,11 @@ class Switchboard:
         """Send a call to all its places that are up; the others get it when they are, if `wait`."""
         if not self._remember(call):
             return
+        number = header.get("a")
+        if number is not None and number not in self._actors:
+            for index in call.points:
+                call.answer(index, _was_stopped(header))
+            return
         if timeout is not None:
             call.timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, call, timeout).cancel
         self._distribute(call, call.points, header, payload, wait)
@@ -84,6 +97,17 @@ class Switchboard:
         if record is not None and not self._crew.stopping:
             up = [index for index in record.made.points if self._crew.processes[index].state is State.UP]
             self._distribute(None, up, {"k": "drop", "i": 0, "a": number}, b"", True)
+            for index in set(record.made.points) - set(up):  # they will never hear of it
+                self._refuse_queued(index, number)
+
+    def _refuse_queued(self, index: int, number: int) -> None:
+        """Answer the calls of an actor that was stopped while its process was being repaired."""
+        process = self._crew.processes[index]
+        stopped = [item for item in process.queue if item[1].get("a") == number]
+        process.queue = [item for item in process.queue if item[1].get("a") != number]
+        for call, header, _ in stopped:
+            if call is not None and index in call.waiting:
+                call.answer(index, _was_stopped(header))
 
     def cancel(self, call: Call) -> None:
         """The future was cancelled: have the processes stop too."""
@@ -194,6 +218,8 @@ class Switchboard:
 
     def _give_up_call(self, call: Call, index: int) -> None:
         process = self._crew.processes[index]
+        if process.failure is not None:
+            self._end_meetings(call, index, process.failure)
         if process.state is State.OUT:
             call.leave_out(index)
             return
@@ -238,7 +264,7 @@ class Switchboard:
 
     def _end_meetings(self, call: Call, index: int, failure: MeshFailure) -> None:
         call.lost[index] = failure
-        for key, meeting in self._meetings.items():
+        for key, meeting in list(self._meetings.items()):  # a call may be cancelled meanwhile, in the user's thread
             if key.startswith(f"{call.number}/") and index in meeting.wanted:
                 self._met(meeting.here, {"key": key, "error": failure.report()})
 

@@ -173,7 +173,9 @@ class Worker:
         try:
             cls, args, kwargs = pickle.loads(payload)
             self._actors[header["a"]] = cls(*args, **kwargs)
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt, _Cancelled):
+            raise
+        except BaseException as error:
             self._actors[header["a"]] = _Broken(*_refusal(header, error, "its constructor raised"))
             raise
         finally:

@@ -187,8 +187,8 @@ class World:
         """The launcher is `broken` or `mended`."""
         self.launcher_works = word == "mended"
 
-    def stop(self, code: int = 143) -> None:
-        self.take(Kind.STOP_REQUESTED, why="a stop was asked for", code=code)
+    def stop(self, code: int = 143, why: str = "a stop was asked for") -> None:
+        self.take(Kind.STOP_REQUESTED, why=why, code=code)
 
     def restart(self) -> None:
         """The controller dies and another one takes over from the log."""

@@ -98,6 +98,7 @@ class Agent:
             self._paths.root, host, replica, lambda: list(self._ranks.pids.values()), lambda: bool(self._gpus)
         )
         self._oom = OomWatch()
+        self._last_address = ""
         self._heard = time.monotonic()
         self._begun = asyncio.Event()  # the ranks of this attempt are started, if they are to be
         self._begun.set()
@@ -139,7 +140,13 @@ class Agent:
         return code
 
     def _address(self) -> str:
-        return address_towards(self._paths.endpoint.read_text())
+        """Ours, as the controller's way leads. A folder that is away for a moment changes nothing."""
+        try:
+            self._last_address = address_towards(self._paths.endpoint.read_text())
+        except OSError:
+            if not self._last_address:
+                raise
+        return self._last_address
 
     def _silence(self) -> float:
         """Seconds since a controller was heard."""
@@ -261,7 +268,8 @@ class Agent:
             if silence > self._spec.policy.agent_timeout and self._lighthouse and not self._forwarder.fenced:
                 self._do(self._fence())
             if silence > REDIAL_AFTER:
-                self._client.dial()
+                with contextlib.suppress(OSError):  # the folder may be away too
+                    self._client.dial()
             if silence > self._spec.policy.orphan_timeout:
                 print(f"slurm-ft agent: no controller for {silence:.0f} s, leaving", file=sys.stderr)
                 self._do(self._give_up())

@@ -19,21 +19,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from slurm_ft import env
 from slurm_ft.controller.requests import STOP_WORDS
+from slurm_ft.controller.state import LONG
 from slurm_ft.errors import EXIT_DONE, EXIT_PERMANENT, EXIT_TRY_AGAIN, EXIT_USAGE, RunFolderError, UsageError
 from slurm_ft.events import Event, Kind, read
-from slurm_ft.launch.session import Session
 from slurm_ft.paths import RunPaths, read_json, write_json
 from slurm_ft.slurm.client import Done, JobView, SlurmClient, Unknown, Unreachable
+
+if TYPE_CHECKING:
+    from slurm_ft.launch.session import Session
 
 REQUEUE_TRIES, REQUEUE_PAUSE = 5, 4.0
 """How often a Slurm that does not answer is asked to put a job back, and the seconds between two tries."""
 FINISHED = frozenset({EXIT_DONE, EXIT_PERMANENT})
 """A run that has ended with one of these does not begin again in a later link or a requeued job."""
+REPORTS = frozenset({Kind.MEMBER, Kind.QUORUM, Kind.PROGRESS})
+"""What programs report that tell how they get on."""
 NO_PROGRESS = 2
 """After so many sessions in a row without progress a job is not put back into the queue."""
 
@@ -58,17 +64,27 @@ class Ending:
 
 
 def ending(events: Iterable[Event], code: int) -> Ending:
-    """How the last session in these events ended."""
+    """How the last session in these events ended. A session has got on when a replica has, or where programs report
+    nothing when one has run for long."""
     sessions: list[bool] = []
-    why = ""
+    why, silent = "", True
+    ran_since: dict[int | None, float] = {}
     for event in events:
         if event.kind is Kind.RUN_STARTED:
             sessions.append(False)
-            why = ""
-        elif event.kind is Kind.PROGRESSED and sessions:
-            sessions[-1] = True
+            why, silent = "", True
+            ran_since.clear()
+            continue
+        if not sessions:
+            continue
+        silent = silent and event.kind not in REPORTS
+        if event.kind is Kind.RANKS_STARTED:
+            ran_since[event.replica] = event.t
         elif event.kind is Kind.STOP_REQUESTED:
-            why = why or str(event.data.get("why", ""))
+            said = str(event.data.get("why", ""))
+            why = said if said == STOP_WORDS else why or said
+        ran_long = silent and event.t - ran_since.get(event.replica, event.t) > LONG
+        sessions[-1] = sessions[-1] or ran_long or event.kind is Kind.PROGRESSED
     idle = next((n for n, moved in enumerate(reversed(sessions)) if moved), len(sessions))
     return Ending(code, why, idle)
 
@@ -76,7 +92,8 @@ def ending(events: Iterable[Event], code: int) -> Ending:
 def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: bool, job_id: str) -> Plan:
     """What is to be done. `links` are the chain's jobs after this one; `job` is what Slurm says of this job, None when
     it does not answer: then it is asked to put the job back, and refuses by itself what may not be."""
-    if end.code == EXIT_TRY_AGAIN:
+    cancelled = job is not None and job.state.cancelled
+    if end.code == EXIT_TRY_AGAIN and not cancelled:
         if links:
             return Plan(goes_on(links[0]), next=links[0])
         if not may_requeue:
@@ -86,8 +103,7 @@ def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: 
         if job is not None and not job.requeue:
             return Plan("not put back into the queue: Slurm says that this job may not be (--requeue allows it)")
         return Plan(goes_on(job_id, job_id), requeue=True, next=job_id)
-    cancelled = job is not None and job.state.state.name == "CANCELLED"
-    stopped = end.code > 128 and (end.why == STOP_WORDS or cancelled)
+    stopped = cancelled or (end.code > 128 and end.why == STOP_WORDS)
     if links and (end.code in FINISHED or end.code == EXIT_USAGE or stopped):
         return Plan(f"the rest of the chain is cancelled: {', '.join(links)}", cancel=links)
     return Plan()
@@ -100,13 +116,18 @@ def goes_on(following: str, job_id: str = "") -> str:
     return f"the run goes on in job {following}, the next link of its chain"
 
 
-def links_after(paths: RunPaths, job_id: str) -> tuple[str, ...]:
-    """The jobs of the run's chain that come after this one; none when it is not in a chain."""
+def links(paths: RunPaths) -> tuple[str, ...]:
+    """The jobs of the run's chain, in order; none when it is no chain."""
     try:
-        links = [str(item) for item in read_json(paths.chain)["links"]]
+        return tuple(str(item) for item in read_json(paths.chain)["links"])
     except (RunFolderError, KeyError, TypeError):
         return ()
-    return tuple(links[links.index(job_id) + 1 :]) if job_id in links else ()
+
+
+def links_after(paths: RunPaths, job_id: str) -> tuple[str, ...]:
+    """The jobs of the run's chain that come after this one; none when it is not in a chain."""
+    chain = links(paths)
+    return chain[chain.index(job_id) + 1 :] if job_id in chain else ()
 
 
 def come_back(
@@ -121,17 +142,17 @@ def come_back(
     `idle` sessions without progress do not count: those of a program that reports none."""
     client = client or SlurmClient()
     job_id, name = session.job_id, session.allocation.ordered
-    links = links_after(paths, job_id)
+    left = links_after(paths, job_id)
     end = ending(read(paths.events), code)
     if idle:
         end = replace(end, idle=0)
-    if not links and code != EXIT_TRY_AGAIN:
+    if not left and code != EXIT_TRY_AGAIN:
         return Plan()
     answer = client.job(name)
-    chosen = plan(end, links, answer if isinstance(answer, JobView) else None, may_requeue, job_id)
-    for link in chosen.cancel:
-        with contextlib.suppress(UsageError):
-            client.cancel(link)
+    job = client.with_base(answer) if isinstance(answer, JobView) else None
+    chosen = plan(end, left, job, may_requeue, job_id)
+    if chosen.cancel:
+        _cancel(paths, client, chosen.cancel)
     if chosen.next:
         with contextlib.suppress(OSError):
             write_json(paths.again, {"after": job_id, "job_id": chosen.next, "how": chosen.words})
@@ -143,6 +164,37 @@ def come_back(
             why = getattr(done, "reason", "Slurm does not know it")
             return Plan(f"the job could not be put back into the queue: {why}")
     return chosen
+
+
+def _cancel(paths: RunPaths, client: SlurmClient, jobs: tuple[str, ...]) -> None:
+    """Cancel these links, the last first, so that none of them may begin meanwhile; the chain is shorter by them."""
+    gone = set[str]()
+    for link in reversed(jobs):
+        with contextlib.suppress(UsageError):
+            if not isinstance(client.cancel(link), Unreachable):
+                gone.add(link)
+    forget(paths, gone)
+
+
+def forget(paths: RunPaths, jobs: Collection[str]) -> None:
+    """The run does not go on in these jobs: they were cancelled."""
+    with contextlib.suppress(OSError):
+        if links(paths):
+            write_json(paths.chain, {"links": [link for link in links(paths) if link not in jobs]})
+    with contextlib.suppress(OSError, RunFolderError, KeyError):
+        if read_json(paths.again)["job_id"] in jobs:
+            paths.again.unlink()
+
+
+def waits_in(paths: RunPaths, job_id: str, code: int) -> str:
+    """The job in which a run that has ended with this code in this job goes on; '' when it does not."""
+    if code in FINISHED:
+        return ""
+    with contextlib.suppress(RunFolderError, KeyError):
+        said = read_json(paths.again)
+        if said["after"] == job_id:
+            return str(said["job_id"])
+    return next(iter(links_after(paths, job_id)), "")
 
 
 def _requeued(client: SlurmClient, name: str) -> Done | Unknown | Unreachable:
@@ -157,7 +209,8 @@ def _requeued(client: SlurmClient, name: str) -> Done | Unknown | Unreachable:
 
 def is_over(paths: RunPaths, surroundings: Mapping[str, str]) -> str:
     """Why a later link, or a job that was put back into the queue, has nothing to do; or ''."""
-    again = surroundings.get(env.CHAIN) or surroundings.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+    later = surroundings.get(env.CHAIN, "") not in ("", "1")  # the first link of a chain may begin anew
+    again = later or surroundings.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
     if not again:
         return ""
     last = None

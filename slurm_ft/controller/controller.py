@@ -610,7 +610,11 @@ class Controller:
     # --- Effects: what the supervisor asks for ---------------------------------------------------------
 
     def hold(self) -> str:
-        return NO_ANSWER if self._log.stalled else ""
+        if self._log.settle(SETTLE_WITHIN):
+            return ""
+        trouble = self._log.trouble  # none yet, when a write has only just begun to hang
+        full = trouble is not None and trouble.what != NO_ANSWER  # a launch needs no room
+        return "" if full and not self._log.stalled else NO_ANSWER
 
     def launch(self, replica: Replica, step: int) -> int:
         if not self._tenure.may_act():

@@ -26,6 +26,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -33,7 +34,8 @@ from functools import reduce
 from typing import Any
 
 from slurm_ft.controller import sameness, saving
-from slurm_ft.errors import EXIT_DONE, EXIT_LAUNCH
+from slurm_ft.controller.requests import STOP_WORDS
+from slurm_ft.errors import EXIT_DONE, EXIT_LAUNCH, EXIT_TRY_AGAIN
 from slurm_ft.events import Event, Kind
 
 
@@ -60,6 +62,8 @@ FINAL = frozenset({State.DONE, State.FAILED, State.STOPPED})
 RANKS_RUN = frozenset({State.RUNNING, State.TRAINING})
 STEP_EXISTS = frozenset(State) - FINAL - {State.PENDING, State.PARKED}
 
+NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
+"""srun's words for a host that Slurm has given up."""
 LONG = 600.0
 """Seconds after which a program that reports nothing is taken to have got on."""
 
@@ -208,7 +212,6 @@ def _step_launched(r: Replica, e: Event) -> Replica:
         pid=e.data.get("pid"),
         agents={},
         addresses={},
-        suspects=(),
         restarts=r.restarts + repair,
         phases={},
     )
@@ -218,6 +221,7 @@ def _agent_joined(r: Replica, e: Event) -> Replica:
     index = int(e.data["index"])
     r = replace(
         r,
+        suspects=tuple(host for host in r.suspects if r.hosts[index : index + 1] != (host,)),
         agents={**r.agents, index: int(e.data["port"])},
         addresses={**r.addresses, index: str(e.data.get("address", ""))},
         unanswered=0,
@@ -259,11 +263,11 @@ def _failure(e: Event, launch: bool = False) -> Failure:
 
 
 def _with_failure(r: Replica, failure: Failure) -> Replica:
-    silent: tuple[str, ...] = ()
+    silent = r.suspects if failure.launch else ()
     if failure.launch and r.pid is not None:  # without a first process the launcher failed, and no host
         silent = tuple(host for index, host in enumerate(r.hosts) if index not in r.agents)
         if len(silent) > 1 and len(silent) == len(r.hosts):
-            silent = ()  # one bad host keeps the whole step from starting, and nobody knows which
+            silent = r.suspects  # one bad host keeps the whole step from starting: which, is known before or not
     return replace(
         r,
         failure=failure,
@@ -290,6 +294,13 @@ def _agent_lost(r: Replica, e: Event) -> Replica:
     """An agent is silent: its host is suspect, other than when its step has ended by itself."""
     lost = r.to(State.LOST, e.t) if r.state in (State.BROKEN, State.CLEARING) else _failed(State.LOST)(r, e)
     return replace(lost, suspects=(*lost.suspects, str(e.data["host"])) if "host" in e.data else lost.suspects)
+
+
+def _one_more_lost(r: Replica, e: Event) -> Replica:
+    """Another agent is silent while the step is being ended for the first."""
+    host = str(e.data.get("host", ""))
+    known = not host or host in r.suspects or (r.state is State.ENDING and r.then is not State.PENDING)
+    return r if known else replace(r, suspects=(*r.suspects, host))
 
 
 def _host_unfit(r: Replica, e: Event) -> Replica:
@@ -339,14 +350,14 @@ def _parked(r: Replica, e: Event) -> Replica:
 def _host_replaced(r: Replica, e: Event) -> Replica:
     """A spare stands at the bad host's place. What failed on the bad host does not count against it."""
     hosts = tuple(str(e.data["spare"]) if host == e.data["bad"] else host for host in r.hosts)
-    return replace(r, hosts=hosts, suspects=(), streak=0, restarts=(*r.restarts, (e.t, SPARE)))
+    missing = tuple(host for host in r.suspects if host != e.data["bad"])
+    return replace(r, hosts=hosts, suspects=missing, streak=0, restarts=(*r.restarts, (e.t, SPARE)))
 
 
 def _unparked(r: Replica, e: Event) -> Replica:
     """It goes on when none of its hosts is missing any more."""
-    missing = tuple(host for host in r.suspects if host != e.data["bad"])
-    replaced = replace(_host_replaced(r, e), suspects=missing)
-    return replaced if missing else replaced.to(State.PENDING, e.t, why="")
+    replaced = _host_replaced(r, e)
+    return replaced if replaced.suspects else replaced.to(State.PENDING, e.t, why="")
 
 
 def _launch_failed(r: Replica, e: Event) -> Replica:
@@ -372,7 +383,13 @@ def _launch_failed(r: Replica, e: Event) -> Replica:
 def _step_gone(r: Replica, e: Event) -> Replica:
     """The step left without being asked. All its ranks are gone with it."""
     failed: Replica = _failed(State.PENDING)(r, e)
-    return replace(failed, pid=None)
+    return replace(failed, pid=None, suspects=tuple(dict.fromkeys((*failed.suspects, *_given_up(r, e)))))
+
+
+def _given_up(r: Replica, e: Event) -> tuple[str, ...]:
+    """Those of several hosts of which Slurm says that they failed. Of a single one the next try tells."""
+    named = NODE_FAILURE.findall(str(e.data.get("what", "")))
+    return tuple(host for host in r.hosts if host in named) if len(r.hosts) > 1 else ()
 
 
 def _step_gone_after_failure(r: Replica, e: Event) -> Replica:
@@ -441,9 +458,13 @@ TRANSITIONS: dict[State, dict[Kind, Any]] = {
         Kind.STEP_EXITED: _step_gone_after_failure,
         **_END,
     },
-    State.LOST: {Kind.STEP_EXITED: _step_gone_after_failure, **_END},
+    State.LOST: {Kind.STEP_EXITED: _step_gone_after_failure, Kind.AGENT_LOST: _one_more_lost, **_END},
     State.FINISHED: {Kind.STEP_EXITED: _step_done, **_END},
-    State.ENDING: {Kind.STEP_EXITED: _step_ended, Kind.STEP_ENDING: _step_ending},
+    State.ENDING: {
+        Kind.STEP_EXITED: _step_ended,
+        Kind.STEP_ENDING: _step_ending,
+        Kind.AGENT_LOST: _one_more_lost,
+    },
     State.DONE: {},
     State.FAILED: {},
     State.STOPPED: {},
@@ -468,7 +489,9 @@ def observe(state: RunState, event: Event) -> RunState:
     if kind is Kind.RUN_STARTED:
         return _run_started(event)
     if kind is Kind.STOP_REQUESTED:
-        return state if state.stop else replace(state, stop=str(data["why"]), stop_code=int(data["code"]))
+        # Who asks for a stop means it, also while the run ends for its time limit to come back.
+        again = state.stop_code == EXIT_TRY_AGAIN and data["why"] == STOP_WORDS
+        return state if state.stop and not again else replace(state, stop=str(data["why"]), stop_code=int(data["code"]))
     if kind is Kind.RUN_ENDED:
         return replace(state, ended=int(data["code"]))
     if kind is Kind.QUORUM:
@@ -488,6 +511,8 @@ def observe(state: RunState, event: Event) -> RunState:
     replica = state.replicas[event.replica]
     if _is_late(replica, event):
         return state
+    if kind is Kind.AGENT_JOINED:  # it has passed its check
+        state = _of_a_host(state, event)
     if kind is Kind.COMMIT:
         step = data.get("step")
         if not data.get("committed") or not isinstance(step, int):

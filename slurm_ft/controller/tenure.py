@@ -31,7 +31,7 @@ class Tenure:
 
     def __init__(self, lease: Lease | None = None, clock: Callable[[], float] = _clock) -> None:
         self._lease, self._clock = lease, clock
-        self._looked = clock()
+        self._looked = self._asked = clock()
         self._looking = False
         self.over = 0
         """The epoch that has deposed us, or 0."""
@@ -47,10 +47,12 @@ class Tenure:
     def may_act(self) -> bool:
         """Do we still hold the lease, as far as can be known?
 
-        While a look of `keep` hangs on a file system that is away, this does not hang beside it: nobody can claim
-        anything there meanwhile.
+        While `keep` hangs on a file system that is away, this does not hang beside it: nobody can claim
+        anything there meanwhile. Unless this process itself was stopped: then it looks in any case.
         """
-        if self._clock() - self._looked > LOOK_AFTER and not self._looking:
+        now, before = self._clock(), self._asked
+        self._asked = now
+        if now - self._looked > LOOK_AFTER and (now - before > LOOK_AFTER or not self._looking):
             self._look()
         return not self.over
 
@@ -74,11 +76,11 @@ class Tenure:
         while not self.over:
             self._looking = True
             await asyncio.to_thread(self._look)
-            self._looking = False
             if self._lease is not None and not self.over and able():
                 try:
                     await asyncio.to_thread(self._lease.renew)
                 except OSError as error:
                     log.warning("the lease cannot be renewed: %s", error)
+            self._looking = False
             await asyncio.sleep(RENEW)
         deposed()

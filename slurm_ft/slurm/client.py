@@ -83,6 +83,14 @@ class SlurmClient:
         """Ask for one job, also one that ended a short while ago. Raises UsageError if the id is not an id."""
         return self.reader.job(_checked_id(job_id))
 
+    def with_base(self, view: JobView) -> JobView:
+        """The same job with the state that it is COMPLETING after. Slurm's text does not say it; --json does from 23.11
+        on. Where it is not said the view is given back."""
+        if view.state.state.name != "COMPLETING" or view.state.base is not None:
+            return view
+        other = CommandReader(self._commands).by_json(view.job_id)
+        return other if isinstance(other, JobView) else view
+
     def my_jobs(self) -> list[JobView] | Unreachable:
         """Ask for all jobs of this user, with their names."""
         return self.reader.my_jobs()

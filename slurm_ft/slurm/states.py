@@ -110,6 +110,11 @@ class StateField:
     base: State | None = None
 
     @property
+    def cancelled(self) -> bool:
+        """Is it CANCELLED, or COMPLETING after that?"""
+        return "CANCELLED" in (self.state.name, self.base.name if self.base else "")
+
+    @property
     def words(self) -> str:
         """The state in plain words, with who cancelled it."""
         if self.cancelled_by is None:

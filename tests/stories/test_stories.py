@@ -179,9 +179,14 @@ STORIES = {
         because="a stop was asked for",
     ),
     "the time limit is near: the run may be requeued": Story(
-        history="up 0; stop 75; stop 143; exit 0",
+        history="up 0; stop 75 'the time limit is near'; stop 143 'it got SIGTERM'; exit 0",
         effects="launch 0.1; start 0.1; end 0.1 grace 30",
         ends=75,
+    ),
+    "the time limit is near and somebody asks for a stop: it does not come back": Story(
+        history="up 0; stop 75 'the time limit is near'; stop 143; exit 0",
+        effects="launch 0.1; start 0.1; end 0.1 grace 30",
+        ends=143,
     ),
     "stop before the agents have reported": Story(
         history="stop 130; exit 0",
@@ -287,6 +292,28 @@ STORIES = {
         spares=1,
         history="up 0; up 1; exit 1 'srun exited with code 0: Node failure on node1'; exit 1; up 1",
         effects="launch 0.1; launch 1.1; start 0.1; start 1.1; launch 1.2; launch 1.3 with spare0; start 1.2",
+        ends=None,
+    ),
+    "Slurm gives up one of two hosts: a spare takes its place": Story(
+        hosts=2,
+        spares=1,
+        history="up 0; exit 0 'srun exited with code 0: srun: error: Node failure on node1'; up 0",
+        effects="launch 0.1; start 0.1; launch 0.2 with spare0; start 0.2",
+        ends=None,
+    ),
+    "Slurm gives up one of two hosts, there is no spare, and refuses its steps: the replica waits for that host": Story(
+        replicas=2,
+        hosts=2,
+        history="up 0; up 1; exit 0 'srun exited with code 0: srun: error: Node failure on node1'; exit 0",
+        effects="launch 0.1; launch 1.1; start 0.1; start 1.1; launch 0.2",
+        ends=None,
+        because="waits for node1",
+    ),
+    "two hosts of one replica fall silent: each gets a spare": Story(
+        hosts=2,
+        spares=2,
+        history="up 0; silent 0 0; silent 0 1; exit 0; up 0",
+        effects="launch 0.1; start 0.1; end 0.1 grace 5; launch 0.2 with spare0 with spare1; start 0.2",
         ends=None,
     ),
     "a busy Slurm refuses the first step: the second one comes up, and no spare is taken": Story(

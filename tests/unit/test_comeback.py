@@ -17,7 +17,7 @@ from slurm_ft.events import Event, EventLog, Kind
 from slurm_ft.launch.session import Session
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.slurm.client import Done, JobView, Unreachable
-from slurm_ft.slurm.states import parse_state
+from slurm_ft.slurm.states import parse_states
 from slurm_ft.spec import Policy
 from slurm_ft.submit import chain, rejoin, slurm_job
 
@@ -25,7 +25,7 @@ SESSION = Session("one", "12", ("n1",))
 
 
 def job(state: str = "RUNNING", requeue: bool = True) -> JobView:
-    return JobView("12", parse_state(state), "None", 1, "n1", 60, 1, 0, requeue, None)
+    return JobView("12", parse_states(state.split(",")), "None", 1, "n1", 60, 1, 0, requeue, None)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,14 @@ def job(state: str = "RUNNING", requeue: bool = True) -> JobView:
         (Ending(143, "it got SIGTERM"), ("13",), job("CANCELLED by 1000"), True, Plan(cancel=("13",))),
         (Ending(143, "it got SIGTERM"), ("13",), job("PREEMPTED"), True, Plan()),
         (Ending(143, "it got SIGTERM"), ("13",), None, True, Plan()),
+        (Ending(143, "it got SIGTERM"), ("13",), job("COMPLETING,CANCELLED"), True, Plan(cancel=("13",))),
+        (Ending(75), ("13",), job("COMPLETING,CANCELLED"), True, Plan(cancel=("13",))),
+        (Ending(75), (), job("COMPLETING,CANCELLED"), True, Plan()),
     ],
     ids=["limit", "limit of a link", "not wanted", "not allowed", "Slurm is silent", "one idle session",
          "two idle sessions", "done", "permanent", "failed", "launch", "stop file", "scancel",
-         "RW-42: a preempted link keeps its chain", "TERM and no answer"],
+         "RW-42: a preempted link keeps its chain", "TERM and no answer",
+         "scancel, as --json says it", "scancel after the warning", "the same without a chain"],
 )  # fmt: skip
 def test_the_plan(end: Ending, links: tuple[str, ...], view: JobView | None, may: bool, expected: Plan) -> None:
     found = comeback.plan(end, links, view, may, "12")
@@ -67,12 +71,33 @@ def test_sessions_without_progress_are_counted_from_the_last() -> None:
     assert comeback.ending([start, event(Kind.STOP_REQUESTED, why="x"), start], 75).why == ""
 
 
+def test_a_session_of_a_program_that_reports_nothing_has_got_on_when_it_ran_for_long() -> None:
+    def at(t: float, kind: Kind, **data: Any) -> Event:
+        return Event(t, kind, 0 if kind is not Kind.RUN_STARTED else None, data)
+
+    start, ranks, end = at(0.0, Kind.RUN_STARTED), at(1.0, Kind.RANKS_STARTED), at(5000.0, Kind.STEP_EXITED)
+    assert comeback.ending([start, ranks, end], 75).idle == 0
+    assert comeback.ending([start, ranks, at(60.0, Kind.STEP_EXITED)], 75).idle == 1
+    waited = [start, ranks, at(2.0, Kind.MEMBER), end]  # with torchft, for peers that never came
+    assert comeback.ending(waited, 75).idle == 1
+
+
+def test_a_stop_that_somebody_asks_for_counts_although_the_time_limit_was_near() -> None:
+    near = event(Kind.STOP_REQUESTED, why="the time limit or a preemption is near")
+    assert comeback.ending([event(Kind.RUN_STARTED), near, event(Kind.STOP_REQUESTED, why=STOP_WORDS)], 143) == Ending(
+        143, STOP_WORDS, 1
+    )
+
+
 class Client:
     def __init__(self, requeued: Any) -> None:
         self.requeued, self.done = requeued, []
 
     def job(self, job_id: str) -> JobView:
         return job()
+
+    def with_base(self, view: JobView) -> JobView:
+        return view
 
     def cancel(self, job_id: str) -> Done:
         self.done.append(f"cancel {job_id}")
@@ -201,6 +226,15 @@ def test_links_of_a_chain_that_is_refused_are_cancelled_on_their_cluster(monkeyp
     assert clusters == ["b", "12"]
 
 
+def test_links_are_cancelled_from_the_last_and_leave_the_chain(paths: RunPaths) -> None:
+    write_json(paths.chain, {"links": ["12", "13", "14"]})
+    logged(paths, event(Kind.RUN_STARTED))
+    client = Client(Done())
+    assert comeback.come_back(paths, SESSION, 0, True, client).cancel == ("13", "14")  # type: ignore[arg-type]
+    assert client.done == ["cancel 14", "cancel 13"]
+    assert comeback.links(paths) == ("12",)
+
+
 def test_the_links_after_a_job_are_those_behind_it(paths: RunPaths) -> None:
     write_json(paths.chain, {"links": ["12", "13", "14"]})
     assert comeback.links_after(paths, "13") == ("14",)
@@ -214,6 +248,8 @@ def test_the_links_after_a_job_are_those_behind_it(paths: RunPaths) -> None:
         ({"SLURM_RESTART_COUNT": "1"}, 93, True),
         ({"SLURM_FT_CHAIN": "2"}, 75, False),
         ({"SLURM_FT_CHAIN": "2"}, 1, False),
+        ({"SLURM_FT_CHAIN": "1"}, 93, False),  # submitted again, the program was mended
+        ({"SLURM_FT_CHAIN": "1", "SLURM_RESTART_COUNT": "1"}, 93, True),
         ({}, 0, False),
     ],
 )

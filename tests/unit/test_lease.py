@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -157,6 +158,32 @@ def test_a_folder_that_is_away_deposes_nobody(tmp_path: Path) -> None:
         (tmp_path / "lease").write_text("no folder")
         time.now += 100.0
         assert tenure.may_act()
+
+
+def test_a_renewal_that_hangs_hangs_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the lease is answered from a cache, its file is not."""
+    time, looks = Time(), list[str]()
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def renew(_: Lease) -> None:
+        hangs.set()
+        assert goes_on.wait(30)
+
+    async def story(tenure: Tenure) -> None:
+        keeping = asyncio.ensure_future(tenure.keep(lambda: True, lambda: None))
+        await asyncio.to_thread(hangs.wait, 30)
+        monkeypatch.setattr(Lease, "deposed_by", lambda _: looks.append("looked") or 0)
+        for _ in range(40):
+            time.now += LOOK_AFTER / 4
+            assert tenure.may_act() and not looks
+        time.now += 10 * LOOK_AFTER  # but one that was stopped itself, in the middle of it, looks
+        assert tenure.may_act() and looks
+        keeping.cancel()
+        goes_on.set()
+
+    monkeypatch.setattr(Lease, "renew", renew)
+    with closing(acquire(tmp_path / "lease")) as mine:
+        asyncio.run(story(Tenure(mine, time)))
 
 
 # --- the log ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ft.controller.controller import _missed
+from slurm_ft.controller.requests import STOP_WORDS
 from slurm_ft.controller.state import (
     BY_STEP,
     FINAL,
@@ -93,9 +94,9 @@ TABLE = {
         K.AGENT_CLEARED: S.READY, K.AGENT_LOST: S.LOST, K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING,
         K.HOST_UNFIT: S.LOST,
     },
-    S.LOST: {K.STEP_EXITED: S.PENDING, K.STEP_ENDING: S.ENDING},
+    S.LOST: {K.STEP_EXITED: S.PENDING, K.AGENT_LOST: S.LOST, K.STEP_ENDING: S.ENDING},
     S.FINISHED: {K.STEP_EXITED: S.DONE, K.STEP_ENDING: S.ENDING},
-    S.ENDING: {K.STEP_EXITED: S.FAILED, K.STEP_ENDING: S.ENDING},
+    S.ENDING: {K.STEP_EXITED: S.FAILED, K.AGENT_LOST: S.ENDING, K.STEP_ENDING: S.ENDING},
     S.DONE: {},
     S.FAILED: {},
     S.STOPPED: {},
@@ -183,6 +184,19 @@ def test_only_the_first_stop_counts() -> None:
         ]
     )
     assert (state.stop, state.stop_code) == ("time limit", 75)
+
+
+def test_a_stop_that_somebody_asks_for_while_the_time_limit_ends_the_run_is_a_stop() -> None:
+    state = RunState((in_state(S.TRAINING),))
+    for why, code in (("the time limit is near", 75), (STOP_WORDS, 143), ("it got SIGTERM", 143)):
+        state = observe(state, Event(1.0, K.STOP_REQUESTED, None, {"why": why, "code": code}))
+    assert (state.stop, state.stop_code) == (STOP_WORDS, 143)
+
+
+def test_a_host_whose_agent_reports_has_passed_its_check() -> None:
+    state = RunState((in_state(S.LAUNCHING),), unfit={"a": "no GPU", "b": "no GPU"})
+    joined = {"step": state.replicas[0].step, "index": 0, "host": "a", "port": 1, "address": ""}
+    assert observe(state, Event(1.0, K.AGENT_JOINED, 0, joined)).unfit == {"b": "no GPU"}
 
 
 def test_a_new_session_begins_with_new_replicas() -> None:

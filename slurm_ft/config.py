@@ -263,9 +263,9 @@ def sample() -> str:
     shown = {"text": '"..."', "count": "0", "texts": '["..."]'}
     lines = [
         "# Settings of slurm-ft; see `slurm-ft config --show-origin` for what holds now.",
-        f'# profile = "..."      one of {", ".join(profiles())}',
+        f'# profile = "..."      # one of {", ".join(profiles())}',
     ]
-    lines += [f"# {key.name} = {shown[key.kind]}      {key.meaning}" for key in KEYS]
+    lines += [f"# {key.name} = {shown[key.kind]}      # {key.meaning}" for key in KEYS]
     lines += [
         "",
         "# Variables for RCCL, NCCL and libfabric, set where the user's environment has no value.",

@@ -15,7 +15,6 @@ writer starts a new line and readers pass over what is not JSON.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -185,21 +184,27 @@ def parse(lines: Iterable[str], fence: Fence | None = None) -> Iterator[Event]:
             yield event
 
 
+def written(path: Path) -> int:
+    """How many bytes of a log are there, 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 class Follower:
     """Reads what was added to a growing log since the last call; keeps a half-written line for later."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, position: int = 0) -> None:
+        """`position` in bytes: what stands before it is passed over."""
         self._path = path
-        self._position = 0
+        self._position = position
         self._fence = Fence()
 
     @staticmethod
     def from_now(path: Path) -> Follower:
         """One that passes over what is there already. A log of days takes a minute to read."""
-        follower = Follower(path)
-        with contextlib.suppress(OSError):
-            follower._position = path.stat().st_size
-        return follower
+        return Follower(path, written(path))
 
     def news(self) -> list[Event]:
         try:

@@ -11,6 +11,8 @@ from types import TracebackType
 from slurm_ft import config
 from slurm_ft.api.run import Run
 from slurm_ft.errors import UsageError
+from slurm_ft.events import written
+from slurm_ft.paths import RunPaths
 from slurm_ft.spec import RunSpec
 from slurm_ft.submit import request
 
@@ -62,6 +64,7 @@ class Cluster:
         """
         spec = replace(spec, cluster=self.kind).validate()
         folder = None if run_dir is None else str(run_dir)
+        since = written(RunPaths(folder).events) if folder and "%j" not in folder else 0
         if self.kind == "local":
             submitted = request.to_local(spec, request.local_paths(spec, self._runs, folder))
         else:
@@ -70,7 +73,7 @@ class Cluster:
             named, flags = _sbatch_words({**below, **self._options})
             job = request.prepare(spec, self._runs, folder, named, flags, self._setup, settings)
             submitted = request.to_slurm(job, self._shared)
-        run = Run(submitted.paths.root, submitted.job_id)
+        run = Run(submitted.paths.root, submitted.job_id, since)
         self._submitted.append(run)
         return run
 
@@ -99,6 +102,6 @@ def _sbatch_words(options: dict[str, str | int | bool | None]) -> tuple[dict[str
         word = ALIASES.get(name, name).replace("_", "-")
         if value is True:
             flags.append(f"--{word}")
-        elif value not in (None, False):
+        elif value is not None and value is not False:  # 0 is a value
             named[word] = value
     return named, flags

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import html
 import io
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from slurm_ft.observe.last_words import last_words
 from slurm_ft.observe.report import Report
 from slurm_ft.observe.status import Snapshot
 from slurm_ft.paths import RunPaths, read_json
+from slurm_ft.slurm.client import cluster_of
 from slurm_ft.spec import RunSpec
 from slurm_ft.submit.slurm_job import JobWatch
 
@@ -31,9 +33,10 @@ class Run:
     `attach` finds one by its folder, its name, its job's id, or `last`.
     """
 
-    def __init__(self, folder: str | Path, job_id: str = "") -> None:
+    def __init__(self, folder: str | Path, job_id: str = "", since: int = 0) -> None:
+        """What stands before the byte `since` of its log is of earlier sessions, which are over."""
         self.paths = RunPaths(folder)
-        self._job_id = job_id
+        self._job_id, self._since = job_id, since
 
     @classmethod
     def attach(cls, run: str | Path = "last", runs_folder: str | Path = "runs") -> Run:
@@ -53,7 +56,13 @@ class Run:
     @property
     def exit_code(self) -> int | None:
         """The exit code of a run that has ended, else None."""
-        return self.status().ended
+        if not self._since:
+            return self.status().ended
+        code = None
+        for event in Follower(self.paths.events, self._since).news():
+            if event.kind in (Kind.RUN_STARTED, Kind.RUN_ENDED):
+                code = event.data.get("code")
+        return code
 
     def status(self) -> Snapshot:
         """The run as of now: its state and a row for each replica. Cheap: one small file."""
@@ -104,7 +113,7 @@ class Run:
         return out.getvalue().decode(errors="replace")
 
     async def events(self) -> AsyncIterator[Event]:
-        """All events of the run from its beginning, as they come, until it ends or is left by everybody."""
+        """All its events, as they come, until it ends or is left by everybody."""
         for news in self._news():
             for event in news:
                 yield event
@@ -117,14 +126,16 @@ class Run:
     def cancel(self) -> str:
         """End it now: scancel, or TERM to the head of a local run. Gives what was done. Raises RunFailed when there
         is nobody to end, TryAgain when Slurm does not answer."""
-        snapshot = self.status()
-        if snapshot.ended is not None:
-            return f"it has ended already, with exit code {snapshot.ended}"
+        snapshot, code = self.status(), self.exit_code
+        if self._since and self._job_id:  # what is there may still be of an earlier session
+            snapshot = replace(snapshot, job_id=self._job_id)
+        if code is not None and not requests.waits_in(self.paths, snapshot):
+            return f"it has ended already, with exit code {code}"
         return requests.cancel(self.paths, requests.plan_cancel(self.paths, snapshot))
 
     def _news(self) -> Iterator[list[Event]]:
         """What is new, again and again; ends with the run. What was written up to the end is given."""
-        follower, gone = Follower(self.paths.events), self._gone()
+        follower, gone = Follower(self.paths.events, self._since), self._gone()
         ended = False
         while not ended:
             last = gone()
@@ -148,7 +159,7 @@ class Run:
             cluster = self.spec.cluster
         if cluster == "local" or not self._job_id:
             return runs.Gone(self.paths)
-        return JobWatch(self.paths, self._job_id, lambda words: None)
+        return JobWatch(self.paths, self._job_id, lambda words: None, cluster=cluster_of(os.environ))
 
     def _code(self) -> int:
         code = self.status().ended

@@ -14,13 +14,13 @@ from slurm_ft.observe import requests, runs
 @common.run_argument
 @common.dry_run_option
 def command(run: str | None, runs_folder: str, dry_run: bool) -> None:
-    """End a run now: scancel its Slurm job, or send TERM to the head of a local run.
+    """End a run now: scancel its Slurm job, with all links of its chain, or send TERM to the head of a local run.
 
     To let the ranks save first, use `slurm-ft stop`.
     """
     paths = runs.find(run, runs_folder)
     snapshot = runs.read(paths, time.time()).snapshot
-    if snapshot.ended is not None:
+    if snapshot.ended is not None and not requests.waits_in(paths, snapshot):
         common.say(f"run {paths.root.name} has ended already, with exit code {snapshot.ended}")
         return
     plan = requests.plan_cancel(paths, snapshot)

@@ -28,6 +28,14 @@ def command(run: str | None, runs_folder: str, no_wait: bool, dry_run: bool) -> 
         return
     now = time.time()
     snapshot = runs.read(paths, now).snapshot
+    waits_in = requests.waits_in(paths, snapshot)
+    if waits_in:
+        requests.stop(paths)
+        common.say(
+            f"run {paths.root.name} waits in job {waits_in}, and stops as soon as that begins;"
+            " `slurm-ft cancel` takes the job out of the queue"
+        )
+        return
     if snapshot.ended is not None:
         common.say(f"run {paths.root.name} has ended already, with exit code {snapshot.ended}")
         return

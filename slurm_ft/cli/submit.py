@@ -97,15 +97,25 @@ def command(**options: Any) -> None:
     replicas = 1 if options["replicas"] is None else options["replicas"]
     spec = make_spec(options, cluster, replicas, ranks)
     submit = _submit_local if cluster == "local" else _submit_slurm
+    since = _written(options["run_dir"])
     submitted = submit(options, spec)
     if submitted is None:
         return
-    _show(options, spec.name, submitted.job_id, submitted.paths, cluster)
+    _show(options, spec.name, submitted.job_id, submitted.paths, cluster, since)
+
+
+def _written(run_dir: str | None) -> int:
+    """How much of the log in this run folder is of earlier sessions."""
+    from slurm_ft.events import written
+    from slurm_ft.paths import RunPaths
+
+    return written(RunPaths(run_dir).events) if run_dir and "%j" not in run_dir else 0
 
 
 def _submit_script(script: Script, options: dict[str, Any]) -> None:
     """Submit the user's own script, and show its run as one of ours."""
     from slurm_ft.cli.submit_script import submission
+    from slurm_ft.observe.requests import forget_stop
     from slurm_ft.paths import RunPaths
     from slurm_ft.slurm.client import cluster_of
     from slurm_ft.submit import chain
@@ -127,18 +137,21 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
     def link(number: int, first: str, after: tuple[str, ...]) -> str:
         return own.submit(own.link(request, number, run_dir.replace("%j", first), after) if number else request)
 
+    since = _written(run_dir)
+    if "%j" not in run_dir:
+        forget_stop(RunPaths(run_dir))
     if options["chain"] == 1:
         job_id = link(0, "", ())
-        _show(options, script.name, job_id, RunPaths(run_dir.replace("%j", job_id)), "slurm")
+        _show(options, script.name, job_id, RunPaths(run_dir.replace("%j", job_id)), "slurm", since)
         return
     ids = chain.submit_links(options["chain"], link, cluster_of(os.environ, options["sbatch_args"]))
     paths = RunPaths(run_dir.replace("%j", ids[0]))
     paths.create()
     chain.record(paths, ids)
-    _show(options, script.name, ids[0], paths, "slurm")
+    _show(options, script.name, ids[0], paths, "slurm", since)
 
 
-def _show(options: dict[str, Any], name: str, job_id: str, paths: RunPaths, cluster: str) -> None:
+def _show(options: dict[str, Any], name: str, job_id: str, paths: RunPaths, cluster: str, since: int) -> None:
     """Say what was submitted, and wait for its end unless that is not wanted."""
     if options["parsable"]:
         click.echo(job_id)
@@ -146,7 +159,7 @@ def _show(options: dict[str, Any], name: str, job_id: str, paths: RunPaths, clus
     click.echo(f"submitted {name} as {'job ' if cluster == 'slurm' else ''}{job_id}", err=True)
     click.echo(f"run folder: {paths.root}", err=True)
     if not options["no_wait"]:
-        sys.exit(_wait(paths, job_id, cluster, options["sbatch_args"]))
+        sys.exit(_wait(paths, job_id, cluster, options["sbatch_args"], since))
 
 
 def _cluster(choice: str, dry_run: bool) -> str:
@@ -211,8 +224,9 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> Submitted | None:
     return to_slurm(request, options["local_run_dir"])
 
 
-def _wait(paths: RunPaths, job_id: str, cluster: str, sbatch_args: Sequence[str] = ()) -> int:
-    """Show the run until it ends; gives its exit code."""
+def _wait(paths: RunPaths, job_id: str, cluster: str, sbatch_args: Sequence[str] = (), since: int = 0) -> int:
+    """Show the run until it ends; gives its exit code. What stands before the byte `since` of its log is not its."""
+    from slurm_ft.observe import requests
     from slurm_ft.observe.follow import follow
     from slurm_ft.observe.last_words import last_words
     from slurm_ft.observe.runs import Gone
@@ -227,7 +241,7 @@ def _wait(paths: RunPaths, job_id: str, cluster: str, sbatch_args: Sequence[str]
     history: int | None = None
     while True:
         try:
-            code = follow(paths, sys.stdout, sys.stdout.isatty(), gone, history=history)
+            code = follow(paths, sys.stdout, sys.stdout.isatty(), gone, history=history, since=since)
         except KeyboardInterrupt:
             history = 0  # what was shown is not shown again
             answer = click.prompt("\nstop the run, leave it alone, or watch on?", default="leave", err=True,
@@ -235,7 +249,7 @@ def _wait(paths: RunPaths, job_id: str, cluster: str, sbatch_args: Sequence[str]
             if answer == "watch":
                 continue
             if answer == "stop":
-                paths.stop.touch()
+                requests.stop(paths)
                 continue
             click.echo(f"{DETACHED}; come back with `slurm-ft status {paths.root} --follow`", err=True)
             return 128 + signal.SIGINT

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from slurm_ft.health.node import Wanted, checks
 
 def look(order: Mapping[str, Any], host: str) -> dict[str, Any]:
     """Do what the order says, as this host."""
+    begun = time.monotonic()
     answer: dict[str, Any] = {"host": host, "version": __version__, "python": sys.executable}
     wanted = Wanted(order["gpus"], order["environ"] | dict(os.environ), order["shared"], order["scratch"])
     post, faults = None, []
@@ -56,7 +58,9 @@ def look(order: Mapping[str, Any], host: str) -> dict[str, Any]:
                 answer["ahead"] = ring.call(str(token["address"]), int(str(token["port"])), order["word"])
             except OSError as error:
                 faults.append(f"{following} is not reached at {token['address']}: {error}")
-            post.wait(ring.CALL_WITHIN)
+            # The one before us calls when its checks have ended, one of which may hang, and it has seen all tokens.
+            patience = order["seconds"] + ring.SHARED_WITHIN + ring.CALL_WITHIN
+            post.wait(max(0.0, begun + patience - time.monotonic()))
     return answer | {"faults": faults}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_ft import timeouts
-from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, RANKS_RUN, Failure, LostHost, Replica, State
+from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, RANKS_RUN, Failure, LostHost, Replica, RunState, State
 from slurm_ft.controller.supervise import used
 from slurm_ft.observe import text
 from slurm_ft.observe.ledger import Ledger
@@ -57,19 +57,19 @@ def explain(
     explained = []
     for row in snapshot.replicas:
         replica = states.get(row.id)
-        after = what_next(now, replica, policy) if replica and not over else ""
+        after = what_next(now, replica, policy, ledger.state) if replica and not over else ""
         first = replica.first_failure if replica else None
         reason = row.reason or reasons.get(row.id) or "no reason is known"
         explained.append(Explained(row.id, row.state, reason, after, first))
     return explained
 
 
-def what_next(now: float, r: Replica, policy: Policy) -> str:
+def what_next(now: float, r: Replica, policy: Policy, state: RunState) -> str:
     """What will happen to a replica if nothing, or the next failure, comes; '' when nothing will."""
     if r.state in FINAL:
         return ""
     if r.state in RANKS_RUN:
-        return f"if a rank fails, {_repair(now, r, policy)}"
+        return f"if a rank fails, {_repair(now, r, policy, state)}"
     return {
         State.PENDING: "its step is launched on the same hosts",
         State.PARKED: "its step is started again when its host is back, or a spare is free",
@@ -83,7 +83,7 @@ def what_next(now: float, r: Replica, policy: Policy) -> str:
     }.get(r.state, "")
 
 
-def _repair(now: float, r: Replica, policy: Policy) -> str:
+def _repair(now: float, r: Replica, policy: Policy, state: RunState) -> str:
     for rung, budget, words in (
         (IN_PLACE, policy.in_place, "its ranks are restarted in place"),
         (BY_STEP, policy.step, "its step is started again"),
@@ -91,7 +91,8 @@ def _repair(now: float, r: Replica, policy: Policy) -> str:
         count = used(r, rung, budget, now)
         if count < budget.restarts:
             return f"{words} ({count} of {budget.restarts} used in the last {budget.seconds:g} s)"
-    return "it is given up: all restarts are used up"
+    spared = r.ever_joined and any(host not in state.unfit for host in state.spares)
+    return f"{'a spare takes the place of its host' if spared else 'it is given up'}: all restarts are used up"
 
 
 # --- text ------------------------------------------------------------------------------------------------------

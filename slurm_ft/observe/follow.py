@@ -48,14 +48,15 @@ def follow(
     size: Callable[[], os.terminal_size] = shutil.get_terminal_size,
     history: int | None = None,
     policy: Policy | None = None,
+    since: int = 0,
 ) -> int | None:
     """Show a run until it ends and return its exit code, or None once `until` says so.
 
     A log that does not exist yet is waited for. `history` bounds how many of the events that are already
-    there are told; None tells them all.
+    there are told; None tells them all. What stands before the byte `since` is of earlier sessions: it is passed over.
     """
     view = View(out, is_tty, now, size, policy, lambda: measured(paths))
-    source = Follower(paths.events)
+    source = Follower(paths.events, since)
     first = True
     while True:
         # Asked before reading: what was written up to the moment it said yes is still shown.

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_ft.controller import comeback
 from slurm_ft.errors import RunFailed, RunFolderError, TryAgain, UsageError
 from slurm_ft.events import Event, Follower, Kind
 from slurm_ft.lease import held_by_process
@@ -165,8 +166,9 @@ def inject(paths: RunPaths, request: Mapping[str, Any], watch: Watch, patience: 
 
 
 def stop(paths: RunPaths) -> None:
-    """Ask the run to stop in order."""
+    """Ask the run to stop in order, also one whose job has not made its folder yet."""
     try:
+        paths.root.mkdir(parents=True, exist_ok=True)
         paths.stop.touch()
     except OSError as error:
         raise RunFolderError(f"`{paths.stop}` cannot be written: {error.strerror}", "is this run yours?") from None
@@ -203,19 +205,25 @@ def await_end(paths: RunPaths, gone: Callable[[], bool], wait: Wait = time.sleep
         wait(POLL_SECONDS)
 
 
+def forget_stop(paths: RunPaths) -> None:
+    """For a new submission: a stop that was asked of a session which never began is not meant for it."""
+    with contextlib.suppress(OSError):
+        paths.stop.unlink()
+
+
 # --- cancel ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cancellation:
-    """How a run is cancelled: scancel for `job_id`, or TERM to the process `pid` of this machine."""
+    """How a run is cancelled: scancel for `jobs`, in this order, or TERM to the process `pid` of this machine."""
 
-    job_id: str = ""
+    jobs: tuple[str, ...] = ()
     pid: int | None = None
 
     @property
     def argv(self) -> list[str]:
-        return ["scancel", self.job_id] if self.pid is None else ["kill", "-TERM", str(self.pid)]
+        return ["scancel", *self.jobs] if self.pid is None else ["kill", "-TERM", str(self.pid)]
 
     def __str__(self) -> str:
         return shlex.join(self.argv)
@@ -225,6 +233,7 @@ def job_of(paths: RunPaths, snapshot: Snapshot) -> str:
     """The Slurm job of a run, or '' where it has none or it is not known."""
     holder = runs.holder(paths)
     job = snapshot.job_id or (holder.job_id if holder else "") or runs.job_in_name(paths.root)
+    job = job or next(iter(comeback.links(paths)), "")
     return "" if snapshot.cluster == "local" or job.startswith("L") else job
 
 
@@ -245,6 +254,13 @@ def in_queue(paths: RunPaths, snapshot: Snapshot) -> str:
     return f"Slurm gave no answer about its job {job}: {answer.reason}"
 
 
+def waits_in(paths: RunPaths, snapshot: Snapshot) -> str:
+    """The job in the queue in which a run goes on whose last session has ended; '' where it is over or goes on now."""
+    if snapshot.ended is None or snapshot.cluster == "local":
+        return ""
+    return comeback.waits_in(paths, snapshot.job_id, snapshot.ended)
+
+
 def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:
     """How this run is cancelled. Raises RunFailed when nobody looks after it, UsageError when it is not here."""
     holder = runs.holder(paths)
@@ -252,7 +268,8 @@ def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:
         job = job_of(paths, snapshot)
         if not job:
             raise RunFailed("the job of this run is not known", "look for it with `squeue --me`, then `scancel` it")
-        return Cancellation(job_id=_ordered(paths, job))
+        # A link begins when the one before it has ended, however it did: so the last one first.
+        return Cancellation(jobs=(*reversed(comeback.links_after(paths, job)), _ordered(paths, job)))
     if not runs.is_held(paths, time.time()):
         raise RunFailed("nobody looks after this run: there is nothing to cancel", "see `slurm-ft status`")
     if holder is None:
@@ -290,7 +307,9 @@ def is_head(pid: int, paths: RunPaths, proc: Path = Path("/proc")) -> bool:
 def cancel(paths: RunPaths, plan: Cancellation) -> str:
     """Carry a plan out and say what was done. Raises TryAgain when Slurm does not answer."""
     if plan.pid is None:
-        return _scancel(plan.job_id)
+        words = "; ".join(_scancel(job) for job in plan.jobs)
+        comeback.forget(paths, plan.jobs)
+        return words
     try:
         # A descriptor stays with its process, so that the number cannot change hands after it was looked at.
         process = os.pidfd_open(plan.pid)

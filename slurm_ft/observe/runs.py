@@ -284,7 +284,7 @@ def is_alive(paths: RunPaths, snapshot: Snapshot, now: float) -> bool | None:
 class Gone:
     """Callable: has a run been left by everybody without ending? For `until` of the live view.
 
-    A run whose log does not exist yet has not begun, so nobody has left it.
+    One without a log has not begun, or its head came and went before it could write one: its lease tells.
     """
 
     def __init__(self, paths: RunPaths, now: Callable[[], float] = time.time) -> None:
@@ -294,7 +294,7 @@ class Gone:
         try:
             quiet = self._now() - self._paths.events.stat().st_mtime
         except OSError:
-            return False
+            return holder(self._paths) is not None and not is_held(self._paths, self._now())
         if quiet <= STALE_SECONDS:
             return False
         return _state_is_old(self._paths, self._now()) and not is_held(self._paths, self._now())

@@ -14,6 +14,7 @@ from pathlib import Path
 from slurm_ft.config import Settings
 from slurm_ft.controller.head import open_run
 from slurm_ft.errors import UsageError
+from slurm_ft.observe.requests import forget_stop
 from slurm_ft.paths import RunPaths
 from slurm_ft.slurm.client import cluster_of
 from slurm_ft.spec import RunSpec
@@ -77,7 +78,9 @@ def _check_folder(request: slurm_job.JobRequest, shared: bool) -> None:
     if not shared:
         slurm_job.check_shared(Path(request.run_dir), request.spec.hosts)
     if "%j" not in request.run_dir and Path(request.run_dir).exists():
-        open_run(RunPaths(request.run_dir), request.spec)
+        paths = RunPaths(request.run_dir)
+        open_run(paths, request.spec)
+        forget_stop(paths)
 
 
 def to_chain(request: slurm_job.JobRequest, count: int, shared: bool = False) -> Submitted:
@@ -103,6 +106,7 @@ def local_paths(spec: RunSpec, runs: Path, run_dir: str | None) -> Submitted:
 
 def to_local(spec: RunSpec, place: Submitted) -> Submitted:
     """Start a run in the background of this machine. Raises LaunchError when it does not start."""
+    forget_stop(place.paths)
     head = local_run.start(place.paths, spec, place.job_id)
     # It outlives us; as long as we are there, its end leaves no zombie.
     threading.Thread(target=head.wait, name="slurm-ft head", daemon=True).start()

@@ -12,6 +12,7 @@ import pytest
 
 import slurm_ft
 from slurm_ft import ReplicaSpec, Run, RunSpec
+from slurm_ft.api.cluster import _sbatch_words
 from slurm_ft.errors import Permanent, RunFolderError, SpecError, UsageError
 from slurm_ft.events import Kind
 from slurm_ft.spec import Budget, Policy
@@ -125,6 +126,10 @@ def test_what_is_wrong_is_refused_before_anything_starts(cluster: slurm_ft.Clust
         slurm_ft.Cluster("slum")
     with pytest.raises(RunFolderError, match="no run"):
         Run.attach("last", tmp_path / "none")
+
+
+def test_a_value_of_zero_is_one_and_a_flag_that_is_off_is_none() -> None:
+    assert _sbatch_words({"mem": 0, "exclusive": False, "nice": None, "requeue": True}) == ({"mem": 0}, ["--requeue"])
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

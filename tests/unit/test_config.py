@@ -184,6 +184,13 @@ def test_the_four_profiles_are_shipped_and_the_sample_is_a_file_that_sets_nothin
     assert all(f"# {key.name} = " in config.sample() for key in config.KEYS)
 
 
+def test_every_line_of_the_sample_sets_something_once_its_mark_is_taken_away() -> None:
+    lines = [line.removeprefix("# ") for line in config.sample().splitlines() if " = " in line]
+    assert len(lines) > len(config.KEYS)
+    for line in lines:
+        tomllib.loads(line)
+
+
 def test_a_variable_of_sbatchs_does_not_beat_what_the_script_says(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 

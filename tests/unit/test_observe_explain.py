@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import pytest
 from observe_histories import T0, TRACEBACK, History, failed_run, healed_run
 
 from slurm_ft.controller.state import State
@@ -33,11 +36,19 @@ def test_a_used_up_rung_leads_to_the_next_one_and_then_to_the_end() -> None:
     assert "given up" in found.next
 
 
+@pytest.mark.parametrize(("unfit", "words"), [({}, "a spare takes the place"), ({"node9": "full disk"}, "given up")])
+def test_a_fit_spare_comes_before_the_end(unfit: dict[str, str], words: str) -> None:
+    ledger = Ledger(training().sorted())
+    state = replace(ledger.state, spares=("node9",), unfit=unfit)
+    none = Budget(0, 600.0)
+    assert words in explain.what_next(T0, state.replicas[0], Policy(in_place=none, step=none), state)
+
+
 def test_every_state_that_is_not_final_says_what_comes_next() -> None:
     ledger = Ledger(training().sorted())
     replica = ledger.state.replicas[0]
     for state in State:
-        words = explain.what_next(T0, replica.to(state, T0), Policy())
+        words = explain.what_next(T0, replica.to(state, T0), Policy(), ledger.state)
         assert bool(words) == (state not in (State.DONE, State.FAILED, State.STOPPED))
 
 

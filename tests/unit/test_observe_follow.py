@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from observe_histories import T0, History, failed_run, healed_run, write_run
 
-from slurm_ft.events import Event, Kind
+from slurm_ft.api.run import Run
+from slurm_ft.events import Event, Kind, written
 from slurm_ft.observe.follow import choose, follow, with_measured
 from slurm_ft.observe.status import ReplicaRow, Snapshot
 from slurm_ft.observe.text import width
@@ -60,6 +61,18 @@ def test_a_run_that_was_requeued_is_followed_into_its_next_job(tmp_path: Path) -
     again = [Event(event.t + 100, event.kind, event.replica, event.data) for event in healed_run()]
     paths, out = write_run(tmp_path / "r", failed_run() + again[:5]), io.StringIO()
     assert follow(paths, out, False, wait=growing(paths, again[5:])) == 0
+
+
+def test_a_run_that_goes_on_in_an_old_folder_has_not_ended_with_its_last_session(tmp_path: Path) -> None:
+    """Its job may wait in the queue for long meanwhile."""
+    again = [Event(event.t + 100, event.kind, event.replica, event.data) for event in healed_run()]
+    paths, out = write_run(tmp_path / "r", failed_run()), io.StringIO()
+    since = written(paths.events)
+    run = Run(paths.root, "4712", since)
+    assert run.exit_code is None
+    assert follow(paths, out, False, wait=growing(paths, again), since=since) == 0
+    assert "exit code 1" not in out.getvalue()
+    assert run.wait(0.0) == 0
 
 
 def test_history_bounds_what_is_told_of_the_past_only(tmp_path: Path) -> None:

@@ -202,6 +202,37 @@ def test_a_slurm_run_is_cancelled_by_scancel_of_its_job(tmp_path: Path) -> None:
         requests.plan_cancel(write_run(tmp_path / "mine", []), Snapshot(None, cluster="slurm"))
 
 
+def test_a_chain_is_cancelled_from_its_end_so_that_no_link_begins_meanwhile(tmp_path: Path) -> None:
+    """A link waits for the end of the one before it, and does not ask how it ended."""
+    paths = write_run(tmp_path / "mine", [])
+    write_json(paths.chain, {"links": ["12", "13", "14"]})
+    assert requests.plan_cancel(paths, Snapshot(None, cluster="slurm")).jobs == ("14", "13", "12")
+    assert requests.plan_cancel(paths, Snapshot(T0, cluster="slurm", job_id="13")).jobs == ("14", "13")
+
+
+@pytest.mark.parametrize(
+    ("again", "code", "job"),
+    [({"after": "12", "job_id": "12", "how": ""}, 75, "12"), (None, 1, "13"), (None, 0, ""), (None, 93, "")],
+)
+def test_a_run_between_two_jobs_has_not_ended_for_good(
+    tmp_path: Path, again: dict[str, str] | None, code: int, job: str
+) -> None:
+    paths = write_run(tmp_path / "mine", [])
+    write_json(paths.chain, {"links": ["12", "13"]})
+    if again:
+        write_json(paths.again, again)
+    assert requests.waits_in(paths, Snapshot(T0, cluster="slurm", job_id="12", ended=code)) == job
+    assert requests.waits_in(paths, Snapshot(T0, cluster="slurm", job_id="12")) == ""
+
+
+def test_a_run_that_waits_for_its_job_can_be_told_to_stop_although_it_has_no_folder_yet(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "runs" / "x-12")
+    requests.stop(paths)
+    assert paths.stop.exists()
+    requests.forget_stop(paths)  # a new submission into it is not that run
+    assert not paths.stop.exists()
+
+
 @pytest.mark.parametrize(
     ("answered", "words"), [(client.Done(), "is cancelled"), (client.Unknown("12"), "does not know job 12")]
 )
@@ -209,11 +240,11 @@ def test_what_slurm_answers_to_scancel_is_told(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, answered: Any, words: str
 ) -> None:
     monkeypatch.setattr(client.SlurmClient, "cancel", lambda self, job: answered)
-    assert words in requests.cancel(paths, Cancellation(job_id="12"))
+    assert words in requests.cancel(paths, Cancellation(jobs=("12",)))
 
 
 def test_a_busy_slurm_means_try_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.SlurmClient, "cancel", lambda self, job: client.Unreachable("timed out"))
     with pytest.raises(TryAgain) as caught:
-        requests.cancel(paths, Cancellation(job_id="12"))
+        requests.cancel(paths, Cancellation(jobs=("12",)))
     assert caught.value.exit_code == 75

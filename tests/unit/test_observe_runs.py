@@ -194,6 +194,14 @@ def test_a_quiet_run_that_nobody_holds_is_gone_and_one_that_has_not_begun_is_not
         assert not runs.Gone(paths, lambda: T0 + 60)()
 
 
+def test_a_run_whose_head_came_and_went_before_the_first_event_is_gone(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "r", [])
+    with closing(held(paths)) as lease:
+        assert not runs.Gone(paths)()
+        lease.release(97)
+    assert runs.Gone(paths)()
+
+
 def test_a_run_is_over_when_it_ended_and_not_when_it_was_started_again(tmp_path: Path) -> None:
     events = failed_run()
     paths = write_run(tmp_path / "r", events)

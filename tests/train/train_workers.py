@@ -189,7 +189,7 @@ def diloco_half(role: str, folder: str) -> None:
 
     from slurm_ft.train import local_sgd
 
-    tried = Path(folder, "tried")
+    committed_it, tried = Path(folder, "committed"), Path(folder, "tried")
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
     manager = _manager("mended", state_dict=model.state_dict, load_state_dict=model.load_state_dict)
@@ -201,8 +201,13 @@ def diloco_half(role: str, folder: str) -> None:
             send("dying")
             os.kill(os.getpid(), signal.SIGKILL)
         if second and role == "fails" and not manager.not_without:
+            while not committed_it.exists():
+                time.sleep(0.01)
             manager.report_error(RuntimeError("a chunk of the dead one is missing"))
         committed = bool(vote(*given, **named))
+        if second and role == "commits":
+            assert committed, "it had all it needed"
+            committed_it.touch()
         if second and role == "fails" and manager.not_without:
             tried.touch()
         return committed

@@ -184,12 +184,13 @@ def diloco(kind: str, victim: bool) -> None:
 
 def diloco_half(role: str, folder: str) -> None:
     """Trains by DiLoCo with two peers. In the second synchronisation one `dies`, one `fails` and one `commits`; the
-    latter goes on only after the one that failed has tried again with the one that is `back`."""
+    latter goes on only after the one that failed has tried again with the one that is `back`. As where all train
+    equally fast, these are not ahead of it then: they wait for its next synchronisation."""
     import torch
 
     from slurm_ft.train import local_sgd
 
-    committed_it, tried = Path(folder, "committed"), Path(folder, "tried")
+    committed_it, tried, asks = Path(folder, "committed"), Path(folder, "tried"), Path(folder, "asks")
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
     manager = _manager("mended", state_dict=model.state_dict, load_state_dict=model.load_state_dict)
@@ -224,8 +225,11 @@ def diloco_half(role: str, folder: str) -> None:
             inner.zero_grad()
             model(torch.full((2, 8), 1.0 + number)).sum().backward()
             inner.step()
-            while role == "commits" and manager.current_step() == 2 and not tried.exists():
+            ahead = manager.current_step() == 2
+            while ahead and not (tried if role == "commits" else asks).exists():
                 time.sleep(0.01)
+            if ahead and role == "commits" and sync._local_step == DILOCO_EVERY - 1:
+                asks.touch()
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     send("trained", digest=hashlib.sha256(weights).hexdigest())
     manager.shutdown(wait=False)

@@ -91,6 +91,7 @@ class _Again:
         if manager.committed:
             manager.not_without = frozenset()
         elif manager.syncs > before:
+            manager.not_without |= manager.members
             manager._commit_failures = failures
 
     def _put_aside(self, fragment: Any) -> None:

@@ -140,6 +140,18 @@ def test_a_controller_that_was_stopped_looks_before_it_acts(tmp_path: Path) -> N
         assert tenure.over == 2
 
 
+def test_a_controller_that_acts_all_the_time_looks_now_and_then(tmp_path: Path) -> None:
+    time = Time()
+    with closing(acquire(tmp_path / "lease")) as mine:
+        tenure = Tenure(mine, time)
+        lease.take(tmp_path / "lease", Claim(2, "node2"))
+        acted = 0
+        while acted < 100 and tenure.may_act():
+            acted += 1
+            time.now += LOOK_AFTER / 4
+        assert 0 < acted <= 5
+
+
 def test_a_controller_that_hears_of_a_higher_epoch_stops_at_once(tmp_path: Path) -> None:
     with closing(acquire(tmp_path / "lease")) as mine:
         tenure = Tenure(mine)

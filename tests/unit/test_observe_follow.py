@@ -7,6 +7,7 @@ import pytest
 from observe_histories import T0, History, failed_run, healed_run, write_run
 
 from slurm_ft.api.run import Run
+from slurm_ft.cli import submit
 from slurm_ft.events import Event, Kind, written
 from slurm_ft.observe.follow import choose, follow, with_measured
 from slurm_ft.observe.status import ReplicaRow, Snapshot
@@ -73,6 +74,15 @@ def test_a_run_that_goes_on_in_an_old_folder_has_not_ended_with_its_last_session
     assert follow(paths, out, False, wait=growing(paths, again), since=since) == 0
     assert "exit code 1" not in out.getvalue()
     assert run.wait(0.0) == 0
+
+
+def test_submit_shows_the_session_that_it_has_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = [Event(event.t + 100, event.kind, event.replica, event.data) for event in healed_run()]
+    since = written(write_run(tmp_path / "r", failed_run()).events)
+    paths = write_run(tmp_path / "r", failed_run() + again)
+    assert submit._written(str(paths.root)) > since
+    assert submit._wait(paths, "L1", "local", since=since) == 0
+    assert "exit code 1" not in capsys.readouterr().out
 
 
 def test_history_bounds_what_is_told_of_the_past_only(tmp_path: Path) -> None:

@@ -243,6 +243,18 @@ def test_what_slurm_answers_to_scancel_is_told(
     assert words in requests.cancel(paths, Cancellation(jobs=("12",)))
 
 
+def test_a_run_that_was_cancelled_between_two_jobs_waits_in_none(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(paths.chain, {"links": ["12", "13"]})
+    write_json(paths.again, {"after": "12", "job_id": "13", "how": ""})
+    ended = Snapshot(T0, cluster="slurm", job_id="12", ended=75)
+    assert requests.waits_in(paths, ended) == "13"
+    monkeypatch.setattr(client.SlurmClient, "cancel", lambda self, job: client.Done())
+    requests.cancel(paths, requests.plan_cancel(paths, ended))
+    assert requests.waits_in(paths, ended) == ""
+
+
 def test_a_busy_slurm_means_try_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.SlurmClient, "cancel", lambda self, job: client.Unreachable("timed out"))
     with pytest.raises(TryAgain) as caught:

@@ -19,6 +19,7 @@ from slurm_ft.testing import devcluster_config as config
 from slurm_ft.testing import devcluster_processes as processes
 from slurm_ft.testing.devcluster import DevCluster, main
 from tests.cluster.conftest import wait_until
+from tests.processes import lives
 
 PROGRAM = [sys.executable, "-m", "slurm_ft.testing.devcluster"]
 
@@ -91,7 +92,7 @@ def test_up_run_down(short_folder: Path) -> None:
     found = DevCluster(folder=short_folder).processes()
     assert {"munged", "slurmctld", "slurmd", "init"} <= {process.role for process in found}
     assert invoke("down", "--folder", short_folder).exit_code == 0
-    assert not any(is_alive(process.pid) for process in found)
+    assert not any(lives(process.pid) for process in found)
     assert not short_folder.exists()
     assert invoke("down", "--folder", short_folder).exit_code == 0  # nothing to end is no error
 
@@ -275,10 +276,3 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 def test_a_shape_that_makes_no_sense() -> None:
     answer = invoke("up", "--hosts", "0")
     assert answer.exit_code == 2 and "--hosts 0 is too small" in answer.output
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

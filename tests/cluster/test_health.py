@@ -12,6 +12,7 @@ from slurm_ft.events import Kind
 from slurm_ft.testing.devcluster import DevCluster
 from tests.cluster.conftest import wait_until
 from tests.cluster.test_training import PROGRAMS, SLURM_FT, submit
+from tests.processes import lives
 
 __all__ = ["submit"]
 SAMPLES = Path(__file__).resolve().parents[2] / "scripts" / "centre"
@@ -109,7 +110,7 @@ def test_the_sample_prolog_and_epilog_log_what_is_wrong_and_end_what_a_job_has_l
         assert run([*srun, left_over]).returncode == 0
         wait_until(lambda: "has left process" in log.read_text(), 20, "the epilog has seen the process")
         assert log.read_text().split("process ")[1].split(";")[0] == (tmp_path / "pid").read_text().strip()
-        wait_until(lambda: not _runs(tmp_path / "pid"), 10, "the process is gone")
+        wait_until(lambda: not lives(int((tmp_path / "pid").read_text())), 10, "the process is gone")
         wait_until(lambda: len((tmp_path / "calls").read_text().splitlines()) == 2, 20, "the epilog is over")
         assert (tmp_path / "calls").read_text() == "check --node --gpus 3\ncheck --node\n"
         log.write_text("")
@@ -126,8 +127,3 @@ def test_the_sample_prolog_and_epilog_log_what_is_wrong_and_end_what_a_job_has_l
     finally:
         conf.write_text(before)
         run(["scontrol", "reconfigure"], check=True)
-
-
-def _runs(file: Path) -> bool:
-    stat = Path(f"/proc/{file.read_text().strip()}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"

@@ -12,12 +12,9 @@ from typing import Any
 
 from slurm_ft.testing.devcluster import DevCluster
 from tests.cluster.conftest import wait_until
+from tests.processes import parent
 
 CLIENT = Path(__file__).with_name("programs") / "mesh_client.py"
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def processes_with(words: str) -> list[int]:

@@ -19,6 +19,7 @@ from slurm_ft.events import Event, Kind, read
 from slurm_ft.launch import local
 from slurm_ft.paths import RunPaths
 from slurm_ft.spec import Policy, ReplicaSpec, RunSpec
+from tests.processes import lives
 from tests.waiting import wait_until
 
 SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
@@ -194,10 +195,9 @@ class Run:
                 continue
             try:
                 words = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace").split("\0")
-                state = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if state not in "ZX" and any(str(self.paths.root) in word for word in words):
+            if lives(int(name)) and any(str(self.paths.root) in word for word in words):
                 found.append((int(name), " ".join(words)))
         return found
 

@@ -15,6 +15,7 @@ import pytest
 from slurm_ft.events import Kind
 from slurm_ft.spec import Policy
 from tests.local.running import PYTHON, Run, a_run
+from tests.processes import stat
 from tests.waiting import wait_until
 
 TALKS = """
@@ -87,12 +88,12 @@ def _rank_of(run: Run, agent: int) -> int:
     """The rank below an agent that writes this test's file."""
     for pid, _ in run.ours():
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            state, parent = stat(pid)[:2]
             variables = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
         is_rank = b"SLURM_FT_ATTEMPT=" in variables and b"SLURM_FT_ATTEMPT=0" not in variables
-        if is_rank and int(stat[1]) == agent and stat[0] not in "ZX":
+        if is_rank and int(parent) == agent and state not in "ZX":
             return pid
     return 0
 

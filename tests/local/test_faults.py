@@ -9,6 +9,7 @@ import signal
 from slurm_ft.events import Kind
 from slurm_ft.spec import Policy
 from tests.local.running import Run
+from tests.processes import lives
 from tests.waiting import wait_until
 
 QUICK = Policy(kill_grace=0.3, stop_grace=0.5, agent_timeout=2.0, orphan_timeout=30.0, backoff=0.1, hang_after=1.0)
@@ -36,15 +37,11 @@ def test_a_host_that_falls_silent_is_replaced_and_harms_nothing_when_it_comes_ba
     assert out.returncode == 0, out.stderr
     run.trains(1, attempt=2)
     assert "is silent" in run.until(Kind.AGENT_LOST, 1).data["what"]
-    wait_until(lambda: not (_runs(frozen) or _runs(agent)), what="what was frozen is gone before it can thaw")
+    wait_until(lambda: not (lives(frozen) or lives(agent)), what="what was frozen is gone before it can thaw")
     assert run.finished() == 0
     assert run.attempts(0) == [(1, "")]
     for pid in _freezers(run):
         os.kill(pid, signal.SIGKILL)
-
-
-def _runs(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
 
 
 def _freezers(run: Run) -> list[int]:

@@ -11,6 +11,7 @@ from slurm_ft.agent import leftovers
 from slurm_ft.agent.leftovers import Attempt, Process, SharedMemory
 from slurm_ft.events import Kind
 from tests.local.running import PYTHON, Run
+from tests.processes import lives
 from tests.waiting import wait_until
 
 LEAVES = """
@@ -46,13 +47,6 @@ os.unlink(name)
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def test_a_grandchild_that_left_its_session_and_its_files_are_gone_before_the_next_attempt(run: Run) -> None:
     run.program.write_text(LEAVES)
     run.start("--ranks-per-node=2", command=(PYTHON, str(run.program)))
@@ -62,14 +56,14 @@ def test_a_grandchild_that_left_its_session_and_its_files_are_gone_before_the_ne
     assert all(os.getsid(pid) != os.getsid(run.agent(0)) for pid in detached) and living.exists()
     run.inject(0, "kill")
     run.until(Kind.RANKS_STARTED, 0, 2)
-    assert not any(map(alive, detached))
+    assert not any(map(lives, detached))
     assert not living.exists()  # of the rank that was still there to be looked at
     cleared = run.events(Kind.AGENT_CLEARED)[0]
     assert "ended 2 processes that its ranks had left behind" in cleared.data["leftovers"]
     second = int(wait_until(lambda: _text(run.folder / "detached-2-0")))
-    assert alive(second)
+    assert lives(second)
     assert run.finished() == 0
-    assert not alive(second)
+    assert not lives(second)
     dead.unlink(missing_ok=True)
 
 

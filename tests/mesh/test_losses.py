@@ -25,6 +25,7 @@ from slurm_ft.mesh import (
 )
 from slurm_ft.spec import Budget, Policy
 from tests.mesh.conftest import MakeMesh
+from tests.processes import parent
 from tests.waiting import wait_until
 
 SOON = 30.0
@@ -57,10 +58,6 @@ def pids(mesh: ProcessMesh) -> list[int]:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def host_process(pid: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from slurm_ft.agent import hurt
 from slurm_ft.agent.freeze import main as freeze
+from tests.processes import state
 from tests.waiting import wait_until
 
 SUFFER = """
@@ -53,10 +54,6 @@ def test_a_hang_stops_the_main_thread_and_a_deadlock_with_the_lock_stops_all(kin
         process.communicate()
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_a_frozen_host_is_found_with_all_below_it_and_thaws() -> None:
     script = "sleep 60 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0) as parent:
@@ -65,9 +62,9 @@ def test_a_frozen_host_is_found_with_all_below_it_and_thaws() -> None:
         try:
             assert hurt.descendants(parent.pid) == [child]
             freeze(0.0, [parent.pid, child])
-            wait_until(lambda: (_state(parent.pid), _state(child)) == ("T", "T"))
+            wait_until(lambda: (state(parent.pid), state(child)) == ("T", "T"))
             freeze(0.01, [parent.pid, child])
-            wait_until(lambda: (_state(parent.pid), _state(child)) == ("S", "S"))
+            wait_until(lambda: (state(parent.pid), state(child)) == ("S", "S"))
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
 

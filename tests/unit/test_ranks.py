@@ -16,18 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ft.agent.ranks import Exit, Plan, Ranks, split_cpus
+from tests.processes import lives, state
 from tests.waiting import until, wait_until
 
 ALL = frozenset(os.sched_getaffinity(0))
 SLEEP = "exec sleep 60"
-
-
-def lives(pid: int) -> bool:
-    """Does this process run? One that has ended and is not reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 class Host:
@@ -193,7 +186,7 @@ def test_clear_ends_a_stopped_rank_too(tmp_path: Path, listens: bool) -> None:
         host.start(f"{trap}; echo $$ > {tmp_path}/pid; while :; do sleep 0.01; done")
         pid = await host.number("pid")
         assert host.ranks.signal(signal.SIGSTOP, 0)
-        await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        await until(lambda: state(pid) == "T")
         await host.ranks.clear(10.0 if listens else 0.1)
         assert not lives(pid)
 

@@ -14,6 +14,7 @@ import pytest
 from slurm_ft.agent.preload import ALWAYS_WITH_TORCH, modules_for
 from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks
 from slurm_ft.train.titan import PRELOAD, PRELOAD_WITHOUT_GPU
+from tests.processes import lives
 from tests.waiting import until
 
 Story = Callable[["Host"], Coroutine[None, None, None]]
@@ -132,7 +133,7 @@ def test_a_killed_rank_is_reported_and_its_workers_are_gone(tmp_path: Path) -> N
         worker = int(await until(lambda: host.log().strip()))
         host.ranks.signal(signal.SIGKILL, 0)
         assert [end.signal_name for end in await host.ended()] == ["SIGKILL"]
-        await until(lambda: _gone(worker))
+        await until(lambda: not lives(worker))
 
     tell(tmp_path, script, story)
 
@@ -143,7 +144,7 @@ def test_when_the_zygote_dies_its_ranks_are_reported_and_the_next_attempt_has_a_
         rank = int(await until(lambda: host.log().strip()))
         os.kill(host.zygote(), signal.SIGKILL)
         assert [end.code for end in await host.ended()] == [-signal.SIGKILL]
-        await until(lambda: _gone(rank))
+        await until(lambda: not lives(rank))
         (host.folder / "0.log").unlink()
         host.ranks.start([host.plan()])
         await until(lambda: host.log().strip())
@@ -186,10 +187,3 @@ def test_what_is_preloaded_follows_from_the_command(tmp_path: Path) -> None:
     assert modules_for(("titan",), gpu=True) == PRELOAD
     for command in (("python", "-m", "train"), ("./train.sh",), ("python", str(tmp_path / "none.py"))):
         assert modules_for(command, gpu=False) == ()
-
-
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True

@@ -9,8 +9,9 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from slurm_ft.controller.fold import fold
 from slurm_ft.controller.loop import Supervisor
-from slurm_ft.controller.state import FINAL, Replica, State, fold
+from slurm_ft.controller.state import FINAL, Replica, State
 from slurm_ft.controller.supervise import decide
 from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, Kind

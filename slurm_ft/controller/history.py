@@ -11,7 +11,8 @@ from pathlib import Path
 
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.deliveries import Deliveries
-from slurm_ft.controller.state import RunState, observe
+from slurm_ft.controller.fold import observe
+from slurm_ft.controller.state import RunState
 from slurm_ft.events import Event, Kind, read
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from slurm_ft.controller import supervise
-from slurm_ft.controller.state import Replica, RunState, observe
+from slurm_ft.controller.fold import observe
+from slurm_ft.controller.state import Replica, RunState
 from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Policy

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_ft.controller.state import RANKS_RUN, RunState, State, observe
+from slurm_ft.controller.fold import observe
+from slurm_ft.controller.state import RANKS_RUN, RunState, State
 from slurm_ft.events import Event, Kind
 from slurm_ft.observe.incidents import IncidentBook
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_ft.agent import fitness
+from slurm_ft.controller.fold import observe
 from slurm_ft.controller.spares import SpareWatch
-from slurm_ft.controller.state import RunState, observe
+from slurm_ft.controller.state import RunState
 from slurm_ft.events import Event, Kind
 from slurm_ft.hostspec import HostSpec
 from slurm_ft.launch import Launcher

@@ -11,8 +11,9 @@ import pytest
 
 from slurm_ft.controller import controller as controllers
 from slurm_ft.controller.controller import Controller
+from slurm_ft.controller.fold import fold
 from slurm_ft.controller.history import History
-from slurm_ft.controller.state import State, fold
+from slurm_ft.controller.state import State
 from slurm_ft.controller.tenure import Tenure
 from slurm_ft.events import Event, EventLog, Kind
 from slurm_ft.launch.local import LocalLauncher

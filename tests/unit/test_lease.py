@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ft import lease
-from slurm_ft.controller.state import fold
+from slurm_ft.controller.fold import fold
 from slurm_ft.controller.tenure import LOOK_AFTER, Tenure
 from slurm_ft.errors import UsageError
 from slurm_ft.events import Event, Kind, parse

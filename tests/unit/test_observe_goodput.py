@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from observe_histories import T0, History, failed_run, healed_run
 
-from slurm_ft.controller.state import fold
+from slurm_ft.controller.fold import fold
 from slurm_ft.events import Event, Kind
 from slurm_ft.observe.goodput import Goodput, measure
 from slurm_ft.observe.ledger import Ledger

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ft.controller import returns
-from slurm_ft.controller.state import LostHost, fold
+from slurm_ft.controller.fold import fold
+from slurm_ft.controller.state import LostHost
 from slurm_ft.events import Event, Kind
 from slurm_ft.launch.probe import probe_argv
 

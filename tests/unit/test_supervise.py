@@ -10,19 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ft.controller.controller import _missed
+from slurm_ft.controller.fold import fold, observe
 from slurm_ft.controller.requests import STOP_WORDS
-from slurm_ft.controller.state import (
-    BY_STEP,
-    FINAL,
-    IN_PLACE,
-    TRANSITIONS,
-    Failure,
-    Replica,
-    RunState,
-    State,
-    fold,
-    observe,
-)
+from slurm_ft.controller.state import BY_STEP, FINAL, IN_PLACE, Failure, Replica, RunState, State
 from slurm_ft.controller.supervise import (
     ClearRanks,
     EndRun,
@@ -34,6 +24,7 @@ from slurm_ft.controller.supervise import (
     due,
     used,
 )
+from slurm_ft.controller.transitions import TRANSITIONS
 from slurm_ft.errors import EXIT_DONE, EXIT_FAILED
 from slurm_ft.events import Event, Kind
 from slurm_ft.spec import Budget, Policy

@@ -25,36 +25,35 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from slurm_ft import faults
 from slurm_ft.aside import Aside
 from slurm_ft.channel import Message, Server
-from slurm_ft.controller import hurt, requests, returns, saving
+from slurm_ft.controller import requests, saving
 from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.deliveries import Deliveries, Verdict
+from slurm_ft.controller.hanging import HangWatch
 from slurm_ft.controller.history import History
+from slurm_ft.controller.injecting import Injector
 from slurm_ft.controller.keepers import Keepers
 from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
-from slurm_ft.controller.pace import Pace, hanging, stuck_at_start
 from slurm_ft.controller.peers import Peer, Peers
+from slurm_ft.controller.returns import ReturnWatch
 from slurm_ft.controller.snapshot import snapshot
 from slurm_ft.controller.spares import SpareWatch
-from slurm_ft.controller.state import CHECKPOINT, FINAL, RANKS_RUN, STEP_EXISTS, Replica, State
+from slurm_ft.controller.state import RANKS_RUN, STEP_EXISTS, Replica, RunState, State
 from slurm_ft.controller.steps import Steps
 from slurm_ft.controller.survivors import gone
 from slurm_ft.controller.tenure import Tenure
 from slurm_ft.errors import EXIT_TRY_AGAIN, LaunchError
 from slurm_ft.events import Clock, Event, EventLog, Kind
-from slurm_ft.launch import Launcher, probe
+from slurm_ft.launch import Launcher
 from slurm_ft.launch.base import Ended
 from slurm_ft.mesh.layout import assign
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.spec import RunSpec
 
 TICK = 0.25
-STANDING_PHASES = frozenset({CHECKPOINT, "eval"})
-"""Phases in which no step ends, so that a replica may stand still for longer."""
 LATE = 2.0
 """A tick that comes this many seconds after the last one tells of a pause of this process, not of agents."""
 HEARD_WITHIN = 4.0
@@ -123,14 +122,25 @@ class Controller:
         self._peers = Peers(server)
         self._asking = Asking(self._peers)
         self._steps = Steps(paths, launcher, self._peers, self._do, self._step_exited)
-        self._spares = SpareWatch(spec.host, launcher, lambda: self.supervisor.state, self._host_checked)
+        self._spares = SpareWatch(spec.host, launcher, self._state, self._host_checked)
         self._work: set[asyncio.Task[None]] = set()
-        self._paces: dict[int, Pace] = {}
+        self._hangs = HangWatch(spec.policy.hang_after, self._book)
         self._said: dict[int, str] = {}
         self._facts: dict[str, Any] = {}
         self._changed = asyncio.Event()
         self.supervisor = Supervisor(spec.policy, self, self._record, self._clock)
         self._keepers = Keepers(paths, spec, launcher.allocation, self.supervisor.take)
+        self._injector = Injector(paths, spec, self._log, self._peers, self._state, self.supervisor.take)
+        self._returns = ReturnWatch(
+            spec.cluster,
+            self._clock,
+            lambda: str(self._facts.get("job_id", "")),
+            self._state,
+            lambda host: self.supervisor.take(Kind.HOST_RETURNED, host=host),
+        )
+
+    def _state(self) -> RunState:
+        return self.supervisor.state
 
     def _record(self, event: Event) -> None:
         if not self._tenure.may_act():
@@ -169,8 +179,8 @@ class Controller:
             loop.add_signal_handler(number, partial(self._stop, why, code))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the head starts us with these blocked
         for work in (
-            self._listen(), self._tick(), self._read_requests(), self._write_states(), self._look_again(),
-            self._spares.run(),
+            self._listen(), self._tick(), self._read_requests(), self._write_states(),
+            self._spares.run(), self._returns.run(),
         ):  # fmt: skip
             self._do(work)
         while self.supervisor.state.ended is None:
@@ -249,13 +259,12 @@ class Controller:
 
     def _adopt(self) -> None:
         """Take over the steps that an earlier controller of this session has started."""
-        now = time.monotonic()
         for replica in self.supervisor.state.replicas:
             if replica.state not in STEP_EXISTS or replica.pid is None:
                 continue
             self._steps.adopt(replica, replica.pid)
             if replica.state is State.TRAINING:
-                self._paces[replica.id] = Pace(now)
+                self._hangs.adopted(replica.id)
             self._peers.expect(replica, self._lost_host(), self._spec.policy.agent_timeout - CALLS_WITHIN)
             if replica.state is State.ENDING:
                 self.end_step(replica, self._spec.policy.kill_grace)
@@ -389,7 +398,7 @@ class Controller:
         if not message.get("step"):  # a phase before the first step is no progress yet
             return
         if message["step"] != self._book.page(peer.replica).step:
-            self._moved(peer.replica)
+            self._hangs.moved(peer.replica)
         self._book.progress(peer.replica, message)
         if not self.supervisor.state.collective:  # there a step counts once it is committed
             self._get_on(peer.replica, message["attempt"])
@@ -403,7 +412,7 @@ class Controller:
             return  # every rank of a replica says the same
         if current and kind is Kind.COMMIT:
             self._book.commit(peer.replica, message)
-            self._moved(peer.replica)
+            self._hangs.moved(peer.replica)
         elif current and kind is Kind.QUORUM:
             self._book.page(peer.replica).quorum_id = message.get("quorum_id")
         elif current and kind is Kind.MEMBER:
@@ -444,8 +453,7 @@ class Controller:
             if now - last > LATE:
                 # We were stopped, or a write of ours hung: that agents were not heard is our own doing.
                 self._peers.hear_all(now)
-                for pace in self._paces.values():
-                    pace.moved_at = now
+                self._hangs.excuse_all(now)
             last = now
             self._miss_silent_agents(now)
             self._note_adoption()
@@ -480,24 +488,10 @@ class Controller:
 
     def _find_hanging(self, now: float) -> None:
         """A replica that hangs has failed, like one whose rank has died."""
-        state = self.supervisor.state
-        replicas, collective = state.replicas, state.collective
-        finished = collective and state.first_done is not None  # who is left may be writing the last checkpoint
-        training = frozenset(r.id for r in replicas if r.state is State.TRAINING)
-        standing = frozenset(r.id for r in replicas if not STANDING_PHASES.isdisjoint(r.phases.values()))
-        alone = finished or sum(r.state not in FINAL for r in replicas) == 1
-        hang_after = self._spec.policy.hang_after
-        for number, seconds in hanging(self._paces, training, standing, alone, now, hang_after).items():
-            self._hangs(
-                number, seconds, f"it has stood still for {seconds:.0f} s at step {self._book.page(number).step}"
-            )
-        if collective and not finished:
-            started = {r.id: r.since for r in replicas if r.state is State.RUNNING}
-            stuck = stuck_at_start(started, self._book.members, bool(training), self._clock(), hang_after)
-            for number, seconds in stuck.items():
-                self._hangs(number, seconds, f"it has not begun to train within {seconds:.0f} s")
+        for number, seconds, what in self._hangs.find(self.supervisor.state, now, self._clock()):
+            self._note_hanging(number, seconds, what)
 
-    def _hangs(self, number: int, seconds: float, what: str) -> None:
+    def _note_hanging(self, number: int, seconds: float, what: str) -> None:
         replica = self.supervisor.state.replicas[number]
         step = self._book.page(number).step
         self._sample(number, last=True)
@@ -513,13 +507,6 @@ class Controller:
             log=str(self._paths.rank_log(number, replica.attempt, 0)),
             **({} if step is None else {"train_step": step}),
         )
-
-    def _moved(self, replica: int) -> None:
-        now = time.monotonic()
-        if replica in self._paces:
-            self._paces[replica].moved(now)
-        else:
-            self._paces[replica] = Pace(now)
 
     def _save(self, why: str) -> None:
         """Ask the ranks to save, unless they have been asked already."""
@@ -553,59 +540,10 @@ class Controller:
                 for text in complaints:
                     self._note(text)
                 for request in found:
-                    self._inject(request)
-
-    async def _look_again(self) -> None:
-        """Look at the hosts that were lost, one after the other (see controller/returns.py)."""
-        looked: dict[str, tuple[int, float]] = {}
-        while True:
-            await asyncio.sleep(REQUEST_INTERVAL)
-            lost = {host: about.t for host, about in self.supervisor.state.lost.items() if about.away}
-            for host in returns.due(lost, looked, self._clock()):
-                argv = probe.probe_argv(self._spec.cluster, str(self._facts.get("job_id", "")), host)
-                if await probe.works(argv, os.environ, returns.SECONDS):
-                    looked.pop(host, None)
-                    self.supervisor.take(Kind.HOST_RETURNED, host=host)
-                else:
-                    looked[host] = (looked.get(host, (0, 0.0))[0] + 1, self._clock())
+                    self._injector.inject(request)
 
     def _note(self, text: str) -> None:
         self.supervisor.take(Kind.NOTE, text=text)
-
-    def _inject(self, request: requests.Inject) -> None:
-        """Carry a request out, or hand it to the agent, who then answers."""
-        order = {"id": request.id, "rank": request.rank, "kind": request.kind, "seconds": request.seconds}
-        answer = partial(self.supervisor.take, Kind.INJECTED, request.replica, **order)
-        replica = request.replica
-        if replica is None:
-            if request.kind == "controller":
-                answer(error="")  # afterwards nobody would
-                self._log.settle(SETTLE_WITHIN)
-            answer(error=self._hurt_run(request))
-        elif not 0 <= replica < len(self.supervisor.state.replicas):
-            answer(error=f"there is no replica {replica}")
-        elif request.kind == "srun":
-            answer(error=self._hurt_client(self.supervisor.state.replicas[replica]))
-        elif not self._peers.tell_host(
-            replica, request.rank // self._spec.replica.ranks_per_host, {"type": "inject", **order}
-        ):
-            answer(error=f"rank {request.rank} of replica {replica} is not running")
-
-    def _hurt_run(self, request: requests.Inject) -> str:
-        if request.kind == "controller":
-            return hurt.kill(os.getpid())
-        if request.kind == "lighthouse":
-            return hurt.kill_lighthouse(self._paths.root)
-        if request.kind in ("disk-full", "slow-fs"):
-            lasts = faults.FAULTS[request.kind].lasts or 0.0
-            self._log.hinder(hurt.obstacle(request.kind, lasts if request.seconds is None else request.seconds))
-            return ""
-        return f"the kind `{request.kind}` is unknown"
-
-    def _hurt_client(self, replica: Replica) -> str:
-        if self._spec.cluster == "local":
-            return "a local run has no srun; use `agent`"
-        return "its step is not running" if replica.pid is None else hurt.kill(replica.pid)
 
     # --- Effects: what the supervisor asks for ---------------------------------------------------------
 
@@ -624,7 +562,7 @@ class Controller:
 
     def start_ranks(self, replica: Replica) -> None:
         self._book.started(replica.id, replica.attempt)
-        self._paces.pop(replica.id, None)
+        self._hangs.started(replica.id)
         self._peers.tell(
             replica,
             {

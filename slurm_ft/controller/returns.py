@@ -13,12 +13,50 @@ comes back to this job, whatever becomes of it. One that was only cut off for a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import os
+from collections.abc import Callable, Mapping
 
+from slurm_ft.controller.state import RunState
+from slurm_ft.events import Clock
+from slurm_ft.launch import probe
+
+INTERVAL = 0.5
 FIRST = 10.0
 MOST = 300.0
 SECONDS = 30.0
 """For one look."""
+
+
+class ReturnWatch:
+    """`state` gives the run's state, `job_id` its Slurm job; `take` records that a host works again."""
+
+    def __init__(
+        self,
+        cluster: str,
+        clock: Clock,
+        job_id: Callable[[], str],
+        state: Callable[[], RunState],
+        take: Callable[[str], None],
+    ) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._job_id, self._state, self._take = job_id, state, take
+        self._looked: dict[str, tuple[int, float]] = {}
+
+    async def run(self) -> None:
+        """Look at the hosts that were lost, one after the other, until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            lost = {host: about.t for host, about in self._state().lost.items() if about.away}
+            for host in due(lost, self._looked, self._clock()):
+                await self._look(host)
+
+    async def _look(self, host: str) -> None:
+        if await probe.works(probe.probe_argv(self._cluster, self._job_id(), host), os.environ, SECONDS):
+            self._looked.pop(host, None)
+            self._take(host)
+        else:
+            self._looked[host] = (self._looked.get(host, (0, 0.0))[0] + 1, self._clock())
 
 
 def due(lost: Mapping[str, float], looked: Mapping[str, tuple[int, float]], now: float) -> list[str]:

@@ -30,31 +30,26 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-from slurm_ft import config, env, timeouts
+from slurm_ft import env
 from slurm_ft.agent import fitness
 from slurm_ft.agent.address import address_towards, free_port
-from slurm_ft.agent.affinity import gpu_numbers, rank_cpus
-from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.ends import left_by
-from slurm_ft.agent.environ import Place, rank_environment
 from slurm_ft.agent.housekeeping import Housekeeping
 from slurm_ft.agent.hurt import hurt
 from slurm_ft.agent.listen import Forwarder, RankSocket
 from slurm_ft.agent.observed import Observed
 from slurm_ft.agent.oom import OomWatch
 from slurm_ft.agent.outbox import Outbox
-from slurm_ft.agent.preload import host_has_gpu, modules_for
+from slurm_ft.agent.planner import Planner
 from slurm_ft.agent.process import open_log
-from slurm_ft.agent.ranks import Exit, Plan, Preload, Ranks
+from slurm_ft.agent.ranks import Exit, Plan, Ranks
 from slurm_ft.agent.saves import Saves
 from slurm_ft.agent.stacks import by_pyspy
 from slurm_ft.agent.successor import Successor
-from slurm_ft.agent.visibility import bus_ids, rank_surroundings, step_mask, visibility
+from slurm_ft.agent.visibility import bus_ids
 from slurm_ft.aside import Aside
 from slurm_ft.channel import HEARTBEAT, Client, Message
 from slurm_ft.errors import EXIT_LAUNCH
-from slurm_ft.hostspec import parse_cpus
-from slurm_ft.keeper.place import socket_path
 from slurm_ft.native import probes
 from slurm_ft.paths import RunPaths, read_json
 from slurm_ft.slurm.hostlist import expand
@@ -84,7 +79,6 @@ class Agent:
         self._socket = RankSocket(self._packet)
         self._forwarder = Forwarder(self._paths.lighthouse)
         self._lighthouse = ""
-        self._platform = ""  # of this host's GPUs: rocm, cuda, or nothing
         self._gpus: list[str] = []  # those that the step sees, by bus id: indexes mean something else on each host
         self._attempt = 0
         self._cleared = self._to_clear = 0
@@ -116,12 +110,21 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, partial(self._on_signal, number))
         found = await asyncio.to_thread(probes.gpus)
-        self._platform = next((gpu.platform for gpu in found), "")
-        self._gpus = bus_ids(os.environ, found, self._platform)
-        self._gpu_cpus = parse_cpus(self._spec.host.gpu_cpus)
-        self._gpu_numbers = gpu_numbers(step_mask(os.environ, self._platform), len(found), len(self._gpu_cpus))
+        platform = next((gpu.platform for gpu in found), "")
+        self._gpus = bus_ids(os.environ, found, platform)
         self._lighthouse = await self._forwarder.start()
-        self._ranks = Ranks(self._exited, self._preload())
+        self._planner = Planner(
+            paths=self._paths,
+            spec=self._spec,
+            replica=self._replica,
+            hosts=self._hosts,
+            index=self._index,
+            socket=self._socket.name,
+            lighthouse=self._lighthouse,
+            platform=platform,
+            gpus=len(found),
+        )
+        self._ranks = Ranks(self._exited, self._planner.preload())
         if await self._fit():
             self._hello()
             for work in (
@@ -329,7 +332,7 @@ class Agent:
         self._saves.begin_attempt()
         self._observed = Observed(attempt, self._tell)
         self._begun.clear()
-        self._do(self._begin(attempt, self._plans(attempt, str(message["first_host"]), int(message["port"]))))
+        self._do(self._begin(attempt, self._planner.plans(attempt, str(message["first_host"]), int(message["port"]))))
 
     async def _begin(self, attempt: int, plans: list[Plan]) -> None:
         """Start the ranks once their logs can be opened, however long that takes: who waits for the file system
@@ -347,61 +350,6 @@ class Agent:
     def _save(self, id: str, attempt: int) -> None:
         if attempt == self._attempt:
             self._saves.ask(id, attempt, self._ranks.numbers)
-
-    def _preload(self) -> Preload | None:
-        """The zygote for this run's command, if it is to have one."""
-        command = self._spec.replica.command
-        modules = modules_for(command, host_has_gpu()) if self._spec.replica.zygote else ()
-        if not modules:
-            return None
-        # Whatever asks for a GPU while it is imported must ask in a way that leaves the fork usable.
-        environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **self._environment(0, 0, "", 0)}
-        del environment[env.SOCKET]  # the zygote is no rank and has nothing to report
-        return Preload(command, modules, environment)
-
-    def _plans(self, attempt: int, first_host: str, port: int) -> list[Plan]:
-        replica = self._spec.replica
-        devices = [visibility(os.environ, local, replica.ranks_per_host, self._platform).device
-                   for local in range(replica.ranks_per_host)]  # fmt: skip
-        cpus = rank_cpus(sorted(os.sched_getaffinity(0)), devices, self._gpu_cpus, self._gpu_numbers)
-        argv = rank_argv(replica.command, sys.executable)
-        plans = []
-        for local in range(replica.ranks_per_host):
-            rank = self._index * replica.ranks_per_host + local
-            log = self._paths.rank_log(self._replica, attempt, rank)
-            plans.append(Plan(rank, local, argv, self._environment(attempt, local, first_host, port), log, cpus[local]))
-        return plans
-
-    def _environment(self, attempt: int, local: int, first_host: str, port: int) -> dict[str, str]:
-        """The environment of one rank of an attempt; that of attempt 0 is the zygote's."""
-        replica = self._spec.replica
-        rank = self._index * replica.ranks_per_host + local
-        place = Place(
-            run=str(self._paths.root),
-            replica=self._replica,
-            replicas=self._spec.replicas,
-            min_replicas=self._spec.policy.min_replicas,
-            attempt=attempt,
-            rank=rank,
-            local_rank=local,
-            ranks=replica.ranks,
-            ranks_per_host=replica.ranks_per_host,
-            first_host=first_host,
-            port=port,
-            socket=self._socket.name,
-            lighthouse=self._lighthouse,
-            error_file=str(self._paths.error(self._replica, attempt, rank)),
-            host=self._host,
-            timeouts=timeouts.encode(timeouts.torchft_defaults(self._spec.policy)),
-            quorum_retries=timeouts.QUORUM_RETRIES,
-            scratch=config.expanded(self._spec.host.scratch, os.environ),
-            keeper=str(socket_path(self._paths.root, self._host)) if replica.keeper != "off" else "",
-            keeper_mode=replica.keeper,
-        )
-        seen = visibility(os.environ, local, replica.ranks_per_host, self._platform)
-        return rank_environment(
-            rank_surroundings(os.environ, seen), place, replica.environment, [*self._hosts, first_host]
-        )
 
     async def _clear(self, attempt: int, grace: float, stacks: bool) -> None:
         """End what is left of an attempt, and start no more of it. One that comes late, because a restarted

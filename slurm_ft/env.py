@@ -13,6 +13,7 @@ REPLICA = "SLURM_FT_REPLICA"
 ATTEMPT = "SLURM_FT_ATTEMPT"
 HOST = "SLURM_FT_HOST"
 SOCKET = "SLURM_FT_SOCKET"
+BOOTSTRAP = "SLURM_FT_BOOTSTRAP"
 STEP = "SLURM_FT_STEP"
 MIN_REPLICAS = "SLURM_FT_MIN_REPLICAS"
 KEEPER = "SLURM_FT_KEEPER"
@@ -72,6 +73,9 @@ VARIABLES = (
     Variable(ATTEMPT, "agent", "the number of this start of the replica, from 1"),
     Variable(HOST, "agent", "the host's name in the run, also for its health check; marks a rank's processes"),
     Variable(SOCKET, "agent", "the agent's socket; slurm_ft.train.progress sends there"),
+    Variable(
+        BOOTSTRAP, "agent", "our bootstrap, for a script that starts the program: python $SLURM_FT_BOOTSTRAP x.py"
+    ),
     Variable(STEP, "launcher", "marks the processes of a local step, so that none is left behind"),
     Variable(SCRATCH, "agent", "the site's scratch folder on this host, where there is one"),
     Variable(CHECK, "check", "what `slurm-ft check --hosts` asks of each host, as JSON"),

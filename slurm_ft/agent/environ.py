@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_ft import env
+from slurm_ft.agent.command import BOOTSTRAP
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def _certain(place: Place) -> dict[str, str]:
         env.HOST: place.host,
         env.MIN_REPLICAS: str(place.min_replicas),
         env.SOCKET: place.socket,
+        env.BOOTSTRAP: BOOTSTRAP,
         env.TIMEOUTS: place.timeouts,
         env.ERROR_FILE: place.error_file,
         # Also without a keeper: a run within a run must not find the outer one's.

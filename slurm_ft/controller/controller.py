@@ -27,7 +27,7 @@ from typing import Any
 
 from slurm_ft.aside import Aside
 from slurm_ft.channel import Message, Server
-from slurm_ft.controller import requests, saving
+from slurm_ft.controller import lighthouse, requests, saving
 from slurm_ft.controller.asking import Asking
 from slurm_ft.controller.book import Book
 from slurm_ft.controller.deliveries import Deliveries, Verdict
@@ -256,6 +256,8 @@ class Controller:
             attempts={str(r.id): r.attempt for r in before},
             steps={str(r.id): r.step for r in before},
         )
+        if words := lighthouse.lack(spec.replica.command, spec.replicas):
+            self._note(words)
 
     def _adopt(self) -> None:
         """Take over the steps that an earlier controller of this session has started."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slurm_ft.agent.command import is_python
 from slurm_ft.controller import quorum_ids
 from slurm_ft.paths import write_atomic
 
@@ -29,6 +31,16 @@ def extension_path() -> Path | None:
         for path in sorted(Path(folder).glob(f"{EXTENSION}.*.so")):
             return path
     return None
+
+
+def lack(command: Sequence[str], replicas: int) -> str:
+    """What to say when a run of Python programs that may want to meet has no Lighthouse; '' when there is nothing."""
+    if replicas < 2 or not is_python(command[0]) or extension_path() is not None:
+        return ""
+    return (
+        "there is no Lighthouse, because torchft is not installed beside slurm-ft: each replica trains for itself "
+        "(pip install --no-deps torchft==0.2.0 there; the Lighthouse needs no torch)"
+    )
 
 
 def _load(path: Path) -> ModuleType:

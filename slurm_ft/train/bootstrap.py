@@ -11,7 +11,9 @@ The agent puts this file in front of the program of a rank whose command is a Py
      torchft's Manager expects it there, and the process groups of the replica use it too;
   5. has torchft's Manager leave a replica that the controller knows to be gone, and gives it time-outs that
      are in order where the program sets none (survivors.py);
-  6. runs the program in the real `__main__`, with its own sys.argv and sys.path.
+  6. has `import slurm_ft` find the package that this file belongs to, where the program's Python has none:
+     slurm_ft.train stands on the standard library, and on the program's own torch and torchft;
+  7. runs the program in the real `__main__`, with its own sys.argv and sys.path.
 
 It uses the standard library alone and is run by its path: the program's Python needs no slurm-ft.
 """
@@ -211,18 +213,30 @@ def _run(arguments: list[str]) -> None:
     exec(code, main)
 
 
+class _OwnPackage(importlib.abc.MetaPathFinder):
+    """Finds the package `slurm_ft` that this file belongs to; asked last, so one of the program's Python wins."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "slurm_ft":
+            return None
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        file = os.path.join(folder, "__init__.py")
+        return importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=[folder])
+
+
 def _own_module(name: str) -> ModuleType:
     """A module beside this file under its full name: a program that imports it gets the same one, so the rank
-    has one channel. By its path where the program's Python has no slurm-ft."""
+    has one channel. By its path where the program's Python is too old for the package around it."""
     full = f"slurm_ft.train.{name}"
     try:
         return importlib.import_module(full)
-    except ImportError:
+    except (ImportError, SyntaxError):
         return _load(full, f"{name}.py")
 
 
 def main() -> None:
     faulthandler.enable()
+    sys.meta_path.append(_OwnPackage())
     progress = _own_module("progress")
     channel = progress.channel()
     if channel is not None:

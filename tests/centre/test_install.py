@@ -24,6 +24,13 @@ def test_the_moved_installation_runs_and_finds_its_template(centre: Path, tmp_pa
     assert str(centre / "venv" / "bin" / "python") in script
 
 
+def test_it_has_a_lighthouse_and_no_torch(centre: Path, tmp_path: Path) -> None:
+    python = str(centre / "venv" / "bin" / "python")
+    code = "from slurm_ft.controller import lighthouse as l; print(l._load(l.extension_path()).LighthouseServer)"
+    assert "LighthouseServer" in run(python, "-c", code, folder=tmp_path).stdout
+    assert "No module named 'torch'" in run(python, "-c", "import torch", folder=tmp_path, code=1).stderr
+
+
 def test_the_sample_of_the_sites_settings_becomes_the_sites_file(
     centre: Path, module_system: ModuleSystem, tmp_path: Path
 ) -> None:

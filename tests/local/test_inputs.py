@@ -52,6 +52,13 @@ def test_each_rank_sees_its_place(run: Run) -> None:
     assert ports[0] != ports[1]
 
 
+def test_a_program_that_a_shell_script_starts_is_observed_if_that_puts_our_bootstrap_in_front(run: Run) -> None:
+    script = f'exec {PYTHON} "$SLURM_FT_BOOTSTRAP" -c "1 / 0"'
+    run.start("--restarts-in-place=0", "--restarts-by-step=0", command=("sh", "-c", script))
+    assert run.ended()[0] == 93
+    assert run.until(Kind.RANK_FAILED).data["traceback"].endswith("ZeroDivisionError: division by zero\n")
+
+
 def test_a_program_that_always_crashes_ends_with_93_and_its_traceback_is_shown(run: Run) -> None:
     run.program.write_text(CRASHES)
     run.start("--restarts-in-place=1", "--restarts-by-step=0")

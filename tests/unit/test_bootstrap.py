@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import slurm_ft.train
 from slurm_ft.agent.command import rank_argv
 from slurm_ft.agent.ends import read_error
 
@@ -258,7 +260,9 @@ def test_any_error_file_can_be_read(tmp_path: Path, text: str, found: tuple[str,
 # --- what is observed --------------------------------------------------------------------------------------------
 
 
-def observed(folder: Path, code: str, *arguments: str, rank: int = 1) -> tuple[list[dict[str, Any]], str]:
+def observed(
+    folder: Path, code: str, *arguments: str, rank: int = 1, **environment: str
+) -> tuple[list[dict[str, Any]], str]:
     """The packets that a rank sends, and its output."""
     import socket
 
@@ -270,7 +274,14 @@ def observed(folder: Path, code: str, *arguments: str, rank: int = 1) -> tuple[l
         server.settimeout(20)
         process = subprocess.Popen(
             rank_argv([sys.executable, *(arguments or ["x.py"])], sys.executable),
-            env={**CLEAN, "SLURM_FT_SOCKET": name, "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+            env={
+                **CLEAN,
+                "SLURM_FT_SOCKET": name,
+                "RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "1",
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -328,9 +339,33 @@ def test_a_program_that_reports_does_so_on_the_ranks_one_connection(folder: Path
     assert (packets[1]["step"], packets[1]["loss"]) == (3, 1.5)
 
 
-def test_a_python_without_slurm_ft_is_observed_all_the_same(folder: Path) -> None:
-    code = "import sys; assert 'slurm_ft' not in sys.modules\n" + textwrap.dedent(TORCHFT)
+def test_a_python_without_slurm_ft_is_observed_and_can_import_ours(folder: Path) -> None:
+    code = "import slurm_ft.train as ours; ours.report(step=1); print(ours.__file__)\n" + textwrap.dedent(TORCHFT)
     packets, out = observed(folder, code, "-S", "-E", "x.py")
+    assert [packet["type"] for packet in packets][:2] == ["hello", "progress"], out
+    assert len(packets) == 6
+    assert slurm_ft.train.__file__ in out.splitlines()
+
+
+def test_all_that_a_script_needs_of_ours_stands_on_torch_and_torchft_alone(folder: Path) -> None:
+    code = "from slurm_ft.train import ft, kept, local_sgd, transport; print(ft.__file__)"
+    packages = os.path.dirname(os.path.dirname(torch.__file__))  # without what `site` adds: no slurm_ft
+    packets, out = observed(folder, code, "-S", "-W", "ignore", "x.py", PYTHONPATH=packages)
+    assert out.splitlines()[-1:] == [str(Path(slurm_ft.train.__file__).with_name("ft.py"))], out
+
+
+def test_a_slurm_ft_of_the_programs_own_python_wins(folder: Path) -> None:
+    write(folder / "theirs" / "slurm_ft" / "__init__.py", "")
+    code = "import slurm_ft; from slurm_ft.train.progress import report; report(step=1); print(slurm_ft.__file__)"
+    packets, out = observed(folder, code, "-S", "x.py", PYTHONPATH=f"{folder}/theirs")
+    assert [packet["type"] for packet in packets] == ["hello", "progress"], out
+    assert out == f"{folder}/theirs/slurm_ft/__init__.py\n"
+
+
+def test_a_python_that_is_too_old_for_our_package_is_observed_all_the_same(folder: Path) -> None:
+    write(folder / "old" / "sitecustomize.py", "import dataclasses; del dataclasses.dataclass")
+    code = "import sys; assert 'slurm_ft.train.save' not in sys.modules\n" + textwrap.dedent(TORCHFT)
+    packets, out = observed(folder, code, PYTHONPATH=f"{folder}/old")
     assert len(packets) == 5, out
 
 

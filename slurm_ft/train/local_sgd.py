@@ -1,4 +1,4 @@
-"""torchft's DiLoCo and LocalSGD, which try a synchronisation that failed again.
+"""torchft's DiLoCo and LocalSGD, which try a synchronisation that failed again, and begin again with one.
 
     from slurm_ft.train.ft import Manager
     from slurm_ft.train.local_sgd import DiLoCo
@@ -13,20 +13,26 @@ committed that step without it would differ from it for good and not know it. So
 try succeeds without those who were in one before and live; who is behind is healed when all meet again. (LocalSGD with
 an asynchronous quorum does not look: it averages whole weights, and differs from nobody for long.)
 
+A replica that was started again and has no state synchronises after one step, and is healed then. With torchft's
+classes it first trains an interval, which is thrown away when it is healed; and as its Manager lives, its peers wait
+at their next synchronisation until it is done.
+
 Both are subclasses and take torchft's own arguments, with our Manager, which tells how a vote has ended. What was
-made by torchft's own classes gets the same by `synchronise_again`, before it is entered. Field names are those of
+made by torchft's own classes tries again by `synchronise_again`, before it is entered. Field names are those of
 torchft 0.2.0.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from functools import partial
 from typing import Any
 
 import torch
 import torchft.local_sgd
 
+from slurm_ft import env
 from slurm_ft.train.ft import Manager
 from slurm_ft.train.kept.state import local
 from slurm_ft.train.kept.torchft_sync import fragments
@@ -47,12 +53,30 @@ def synchronise_again(sync: Any) -> None:
     sync._step_post_hook = _Again(sync).step_post_hook
 
 
+def _begin_with_a_synchronisation(sync: Any) -> None:
+    """Have this DiLoCo or LocalSGD, not yet entered, synchronise after its first step if its replica was started again
+    and has neither restored nor loaded anything by then. That is the same for all ranks of a replica."""
+    if int(os.environ.get(env.ATTEMPT) or 1) == 1:
+        return
+    hook, fresh = sync._step_post_hook, True
+
+    def first_alone(*step: Any) -> None:
+        nonlocal fresh
+        if fresh and sync._local_step == 0 and sync._manager.current_step() == 0:
+            sync._local_step = sync._sync_every - int(getattr(sync, "_fragment_sync_delay", 0)) - 1
+        fresh = False
+        hook(*step)
+
+    sync._step_post_hook = first_alone
+
+
 class DiLoCo(torchft.local_sgd.DiLoCo):  # type: ignore[misc]
     """torchft's DiLoCo that keeps an interval's work for another try."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         synchronise_again(self)
+        _begin_with_a_synchronisation(self)
 
 
 class LocalSGD(torchft.local_sgd.LocalSGD):  # type: ignore[misc]
@@ -61,6 +85,7 @@ class LocalSGD(torchft.local_sgd.LocalSGD):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         synchronise_again(self)
+        _begin_with_a_synchronisation(self)
 
 
 class _Again:

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,6 +113,7 @@ class Run:
         self.agent = Agent()
         self.processes: list[Any] = []
         self._starts = 0
+        self._attempts: Counter[int] = Counter()
 
     def start(
         self, work: Callable[..., None], *arguments: Any, replica: int, ranks: int = 1, agent: str = ""
@@ -119,6 +121,7 @@ class Run:
         """Start all ranks of a replica; `work(*arguments)` runs in each. Returns their processes. Starts that
         are given one `agent`, an address of `self.agent.listen`, are by one agent."""
         self._starts += 1
+        self._attempts[replica] += 1
         port, started = free_port(), []
         for rank in range(ranks):
             environment = {
@@ -126,7 +129,7 @@ class Run:
                 "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                 "TORCHFT_LIGHTHOUSE": self.url, "REPLICA_GROUP_ID": str(replica),
                 "NUM_REPLICA_GROUPS": str(self.replicas), "SLURM_FT_RUN": str(self.folder),
-                "SLURM_FT_REPLICA": str(replica), "SLURM_FT_ATTEMPT": str(self._starts),
+                "SLURM_FT_REPLICA": str(replica), "SLURM_FT_ATTEMPT": str(self._attempts[replica]),
                 "SLURM_FT_SOCKET": agent or self.agent.listen(replica=replica, attempt=self._starts, rank=rank),
             }  # fmt: skip
             log = os.path.join(self.folder, f"{replica}.{self._starts}.{rank}.log")

@@ -110,6 +110,32 @@ def test_local_sgd_averages_after_all() -> None:
     assert torch.equal(weights, undisturbed) and manager.step == 2
 
 
+@pytest.mark.parametrize(("attempt", "loaded", "first"), [("1", 0, SYNC), ("2", 0, 1), ("2", 3, SYNC)])
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_replica_that_starts_again_without_a_state_synchronises_after_one_step(
+    monkeypatch: pytest.MonkeyPatch, attempt: str, loaded: int, first: int, delay: int
+) -> None:
+    """And is healed then, rather than after an interval that is thrown away; from then on as usual."""
+    monkeypatch.setenv("SLURM_FT_ATTEMPT", attempt)
+    begun: list[int] = []
+
+    class Counting(Manager):
+        def start_quorum(self, *_: Any, **__: Any) -> None:
+            begun.append(self.inner_steps)
+
+    model = torch.nn.Linear(3, 3)
+    manager, inner = Counting([]), torch.optim.SGD(model.parameters(), lr=0.1)
+    manager.step = loaded
+    with diloco(manager, model, inner, local_sgd.DiLoCo, 1, delay):
+        for step in range(first + delay + SYNC):
+            manager.inner_steps = step + 1
+            inner.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            inner.step()
+    assert begun[0] == (first if first == 1 else SYNC - delay)
+    assert begun[1] == (first + SYNC if first == 1 else 2 * SYNC - delay)
+
+
 def test_torchfts_own_manager_which_tells_no_vote_is_refused() -> None:
     class Stock:
         _use_async_quorum = False

@@ -220,7 +220,6 @@ def diloco_half(role: str, folder: str) -> None:
         _gather(3)
     number = int(os.environ["REPLICA_GROUP_ID"])
     with local_sgd.DiLoCo(manager, [model], inner, outer, DILOCO_EVERY) as sync:
-        sync._local_step = DILOCO_EVERY - 1 if role == "back" else 0
         while manager.current_step() < DILOCO_SYNCS:
             inner.zero_grad()
             model(torch.full((2, 8), 1.0 + number)).sum().backward()

@@ -350,7 +350,7 @@ def test_a_python_without_slurm_ft_is_observed_and_can_import_ours(folder: Path)
 def test_all_that_a_script_needs_of_ours_stands_on_torch_and_torchft_alone(folder: Path) -> None:
     code = "from slurm_ft.train import ft, kept, local_sgd, transport; print(ft.__file__)"
     packages = os.path.dirname(os.path.dirname(torch.__file__))  # without what `site` adds: no slurm_ft
-    packets, out = observed(folder, code, "-S", "-W", "ignore", "x.py", PYTHONPATH=packages)
+    _, out = observed(folder, code, "-S", "-W", "ignore", "x.py", PYTHONPATH=packages)
     assert out.splitlines()[-1:] == [str(Path(slurm_ft.train.__file__).with_name("ft.py"))], out
 
 

@@ -24,12 +24,17 @@ class Trainer(Actor):  # type: ignore[misc]
     """Trains one replica in its process."""
 
     @endpoint  # type: ignore[untyped-decorator]
-    def train(self, replica: int, replicas: int, lighthouse: str, arguments: list[str]) -> None:
-        os.environ.update(
-            REPLICA_GROUP_ID=str(replica), NUM_REPLICA_GROUPS=str(replicas), TORCHFT_LIGHTHOUSE=lighthouse
-        )
+    def train(self, replica: int, replicas: int, start: int, lighthouse: str, arguments: list[str]) -> None:
         from slurm_ft.testing.bench import trainer
 
+        os.environ.update(
+            {
+                "REPLICA_GROUP_ID": str(replica),
+                "NUM_REPLICA_GROUPS": str(replicas),
+                "TORCHFT_LIGHTHOUSE": lighthouse,
+                trainer.START: str(start),
+            }
+        )
         trainer.main(arguments)
 
 
@@ -41,7 +46,9 @@ async def keep(replica: int, task: dict[str, Any], over: asyncio.Event) -> None:
         mesh = this_host().spawn_procs(per_host={"gpus": 1}, name=f"r{replica}s{start}")
         actor = mesh.spawn(f"trainer{replica}s{start}", Trainer)
         try:
-            await actor.train.call_one(replica, task["replicas"], os.environ["TORCHFT_LIGHTHOUSE"], task["trainer"])
+            await actor.train.call_one(
+                replica, task["replicas"], start, os.environ["TORCHFT_LIGHTHOUSE"], task["trainer"]
+            )
             over.set()
         except Exception as error:
             print(f"detected replica {replica}: {str(error)[:100]!r}", flush=True)

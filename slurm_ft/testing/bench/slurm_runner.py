@@ -18,13 +18,15 @@ import time
 from pathlib import Path
 
 INTERVAL = 0.2
+START = "BENCH_START"
+"""As trainer.py reads it; this process imports no torch."""
 
 
-def submit(replica: int, task: dict[str, object], folder: Path) -> str:
-    """One job; gives its id."""
+def submit(replica: int, task: dict[str, object], folder: Path, start: int = 1) -> str:
+    """One job, the replica's `start`th; gives its id."""
     trainer = task["trainer"]
     assert isinstance(trainer, list)
-    script = f"#!/bin/bash\nexport REPLICA_GROUP_ID={replica} NUM_REPLICA_GROUPS={task['replicas']}\n"
+    script = f"#!/bin/bash\nexport REPLICA_GROUP_ID={replica} NUM_REPLICA_GROUPS={task['replicas']} {START}={start}\n"
     script += f"exec {shlex.join([sys.executable, *map(str, trainer)])}\n"
     options = ["--parsable", "--no-requeue", "-N1", "-n1", "--mem=1", f"--output={folder}/job-%j.log"]
     done = subprocess.run(["sbatch", *options], input=script, text=True, capture_output=True, check=True)
@@ -51,6 +53,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     task = json.loads((folder / "task.json").read_text())
     jobs = {replica: submit(replica, task, folder) for replica in range(task["replicas"])}
+    starts = dict.fromkeys(jobs, 1)
     try:
         while not ended(folder):
             time.sleep(INTERVAL)
@@ -58,7 +61,8 @@ def main() -> None:
             for replica, job in jobs.items():
                 if job not in there and not ended(folder):
                     print(f"detected replica {replica}: job {job} is gone", flush=True)
-                    jobs[replica] = submit(replica, task, folder)
+                    starts[replica] += 1
+                    jobs[replica] = submit(replica, task, folder, starts[replica])
         time.sleep(2)  # the others end within a step or two
     finally:
         subprocess.run(["scancel", "--full", *jobs.values()], env=os.environ, check=False)

@@ -45,6 +45,8 @@ SIZES = {"tiny": (128, 4), "small": (512, 8), "full": (2048, 12)}
 """Width and number of layers: 66 thousand, 2.1 million and 50 million parameters."""
 SEED = 1234
 BATCH = 4
+START = "BENCH_START"
+"""The variable in which a rival's runner says how often it has started this replica, from 1."""
 LIMIT = timedelta(seconds=60)
 GROUP_LIMIT = timedelta(seconds=20)
 
@@ -231,8 +233,9 @@ def train_diloco(options: Any, log: Log, work: Work, manager: torchft.Manager, s
         step["step"] = manager.current_step() * options.sync + context._local_step
         if restored:
             log("restored", step["step"])
-        if options.ours and int(os.environ.get("SLURM_FT_ATTEMPT", "1")) > 1 and step["step"] == 0:
-            # One that starts again asks for the state at once, not after an interval that is thrown away.
+        if int(os.environ.get(START, "1")) > 1:
+            # For rivals, what slurm_ft.train.local_sgd does by itself: one that starts again asks for the state after
+            # one step, not after an interval that is thrown away.
             context._local_step = options.sync - 1
         while step["step"] < options.steps:
             before, number = manager.current_step(), step["step"] + 1

@@ -20,6 +20,11 @@ MOST_STAGGER = 10.0
 MOST_TRIES = 2
 
 
+def stale_after(head_timeout: float) -> float:
+    """Seconds without a renewal after which nobody holds the lease any more, for an agent of the run."""
+    return max(head_timeout / 2, 3 * RENEW)
+
+
 class Election:
     """One agent's part in it. `place` is its place in the run, from 0; `host` its host."""
 
@@ -35,5 +40,4 @@ class Election:
         if seen is None or seen.ended is not None or self.tries >= MOST_TRIES:
             return False
         turn = min(self._place * STAGGER, MOST_STAGGER) + (MOST_STAGGER if seen.host == self._host else 0.0)
-        stale = max(self._head_timeout / 2, 3 * RENEW)
-        return silence >= self._head_timeout + turn and unchanged >= stale + turn
+        return silence >= self._head_timeout + turn and unchanged >= stale_after(self._head_timeout) + turn

@@ -12,8 +12,8 @@ One asyncio loop. It dials the controller, says who it is, and does what it is t
 
 and tells of every rank's end, of progress, and once a second that it lives. Ranks keep running while there
 is no controller, and the agents see to it that there is one again (agent/successor.py); after the policy's
-`orphan_timeout` without one the agent ends its ranks, gives the run up and leaves. Only the controller of the
-highest epoch that the agent knows of is obeyed and counts as heard.
+`orphan_timeout` without one the agent ends its ranks and leaves, and gives the run up if nobody looks after it.
+Only the controller of the highest epoch that the agent knows of is obeyed and counts as heard.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from slurm_ft.spec import RunSpec
 from slurm_ft.train.progress import STACKS_SIGNAL
 
 PROGRESS_INTERVAL = 0.25
+FORK_INTERVAL = 0.05
 REDIAL_AFTER = 3.0
 FILES_WITHIN = 2.0
 """Seconds for reading what a dead rank left in the run folder; its end is told without it then."""
@@ -94,6 +95,7 @@ class Agent:
         self._oom = OomWatch()
         self._last_address = ""
         self._heard = time.monotonic()
+        self._orphaned = False
         self._begun = asyncio.Event()  # the ranks of this attempt are started, if they are to be
         self._begun.set()
         self._epoch = 0
@@ -109,6 +111,9 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, partial(self._on_signal, number))
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            # A job's --signal without `B:` is meant for the ranks, and goes to all processes of all steps.
+            loop.add_signal_handler(number, lambda: None)
         found = await asyncio.to_thread(probes.gpus)
         platform = next((gpu.platform for gpu in found), "")
         self._gpus = bus_ids(os.environ, found, platform)
@@ -273,10 +278,9 @@ class Agent:
             if silence > REDIAL_AFTER:
                 with contextlib.suppress(OSError):  # the folder may be away too
                     self._client.dial()
-            if silence > self._spec.policy.orphan_timeout:
-                print(f"slurm-ft agent: no controller for {silence:.0f} s, leaving", file=sys.stderr)
-                self._do(self._give_up())
-                return
+            if silence > self._spec.policy.orphan_timeout and not self._orphaned:
+                self._orphaned = True
+                self._do(self._give_up(silence))
             await asyncio.sleep(HEARTBEAT)
 
     async def _fence(self) -> None:
@@ -380,7 +384,13 @@ class Agent:
             self._ranks.signal(STACKS_SIGNAL, rank)
         await asyncio.sleep(STACKS_WITHIN)
 
-    async def _give_up(self) -> None:
+    async def _give_up(self, silence: float) -> None:
+        # It was perhaps we who stood still, with the whole job (scontrol suspend): then we are about to hear something.
+        await asyncio.sleep(REDIAL_AFTER)
+        self._orphaned = self._silence() > silence
+        if not self._orphaned:
+            return
+        print(f"slurm-ft agent: no controller for {self._silence():.0f} s, leaving", file=sys.stderr)
         await self._ranks.clear(self._spec.policy.kill_grace)
         await self._successor.give_up()
         await self._leave(self._spec.policy.kill_grace, 1)
@@ -392,9 +402,13 @@ class Agent:
 
     async def _inject_when_started(self, message: Message) -> None:
         await self._begun.wait()
-        error = hurt(message["kind"], message["rank"], message.get("seconds"), self._ranks, self._socket)
+        rank = int(message["rank"])
+        while error := hurt(message["kind"], rank, message.get("seconds"), self._ranks, self._socket):
+            if rank not in self._ranks.numbers or rank in self._ranks.pids:
+                break
+            await asyncio.sleep(FORK_INTERVAL)  # its zygote still imports
         if not error:
-            self._injected.add(int(message["rank"]))
+            self._injected.add(rank)
         self._tell({"type": "injected", "id": message["id"], "error": error, **_named(message)})
 
 

@@ -91,10 +91,14 @@ class _Rank:
         with contextlib.suppress(ProcessLookupError):  # it has ended already; its end is on the way
             self.pidfd = os.pidfd_open(pid)
 
-    def signal(self, number: int) -> None:
-        if self.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, number)
+    def signal(self, number: int) -> bool:
+        """False when there is no process: it is not forked yet, or it has just ended."""
+        if self.pidfd < 0:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+            return True
+        return False
 
 
 class Ranks:
@@ -220,11 +224,9 @@ class Ranks:
             self._forker = None
 
     def signal(self, number: int, rank: int | None = None) -> bool:
-        """Send a signal to one rank or to all; False when there is none."""
-        chosen = [r for n, r in self._ranks.items() if rank in (None, n)]
-        for item in chosen:
-            item.signal(number)
-        return bool(chosen)
+        """Send a signal to one rank or to all; False when it has reached none."""
+        sent = [item.signal(number) for n, item in self._ranks.items() if rank in (None, n)]
+        return any(sent)
 
     async def clear(self, grace: float) -> None:
         """End all ranks: TERM, up to `grace` seconds, KILL. Returns when they are gone; tells nobody."""

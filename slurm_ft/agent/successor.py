@@ -2,8 +2,8 @@
 
 The head gets a step of its own in the job (`srun --jobid`), or in a run without Slurm a process of its own. The
 srun client that starts it is ended as soon as the head is up: it runs inside our replica's step, and the head
-must not end with that. When nobody brings up a head, the run is given up, and the allocation is released:
-idle hosts help nobody.
+must not end with that. When nobody brings up a head and nobody renews the lease, the run is given up, and the
+allocation is released: idle hosts help nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from slurm_ft import env
 from slurm_ft import lease as leases
-from slurm_ft.agent.election import MOST_TRIES, Election
+from slurm_ft.agent.election import MOST_TRIES, Election, stale_after
 from slurm_ft.agent.process import open_log
 from slurm_ft.errors import EXIT_TRY_AGAIN, SlurmFTError
 from slurm_ft.events import Clock, Event, EventLog, Kind
@@ -142,9 +142,13 @@ class Successor:
             lease.renew()
 
     async def give_up(self) -> None:
-        """Nobody has brought a head up: write down that the run ends, and release its allocation, once."""
+        """Nobody has brought a head up: write down that the run ends, and release its allocation, once. Not when the
+        lease is renewed: then it is we alone that hear no controller, and somebody looks after the run."""
         seen = await asyncio.to_thread(self._newest)
         if seen is None or seen.ended is not None:
+            return
+        await asyncio.sleep(stale_after(self._spec.policy.head_timeout))
+        if await asyncio.to_thread(self._newest) != seen:
             return
         claim = self._claim(seen, self._silence())
         if await asyncio.to_thread(self._taken, claim):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from tests.waiting import until
 
 SLEEP = ("sh", "-c", "echo runs; exec sleep 60")
 POLICY = Policy(kill_grace=0.5, orphan_timeout=60.0)
+PAUSE = 2.5
 
 
 class Controller:
@@ -293,6 +296,61 @@ def test_without_any_controller_it_leaves_after_orphan_timeout(tmp_path: Path) -
         await controller.said("leaving")
 
     assert with_agent(tmp_path, story, policy=Policy(kill_grace=0.1, orphan_timeout=0.5)) == 1
+
+
+def test_a_controller_that_is_heard_again_after_a_pause_of_the_whole_job_keeps_its_agents(tmp_path: Path) -> None:
+    """As after scontrol suspend and resume: for the agent, its own silence and the controller's are alike."""
+
+    async def story(controller: Controller) -> None:
+        controller.start()
+        await controller.runs()
+        os.kill(controller.agent.pid, signal.SIGSTOP)
+        at = time.monotonic()
+        await until(lambda: time.monotonic() - at > PAUSE)  # longer than its orphan_timeout
+        heard = len(controller.all("alive"))
+        os.kill(controller.agent.pid, signal.SIGCONT)
+        await controller.said("alive", heard + 5)
+        assert not controller.all("leaving")
+
+    assert with_agent(tmp_path, story, policy=Policy(kill_grace=0.1, orphan_timeout=PAUSE - 0.5)) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_warning_that_slurm_sends_to_all_steps_ends_no_agent(tmp_path: Path, number: signal.Signals) -> None:
+    async def story(controller: Controller) -> None:
+        controller.start()
+        await controller.runs()
+        os.kill(controller.agent.pid, number)
+        controller.clear()
+        await controller.said("cleared")
+
+    assert with_agent(tmp_path, story) == 0
+
+
+def test_a_rank_whose_zygote_still_imports_is_hurt_once_it_is_there(tmp_path: Path) -> None:
+    packages, gate = tmp_path / "packages", tmp_path / "gate"
+    packages.mkdir()
+    os.mkfifo(gate)
+    (packages / "tokenizers.py").write_text(f"open({str(gate)!r}).read()")
+    program = tmp_path / "program.py"
+    program.write_text("import tokenizers, time\nprint('runs', flush=True)\ntime.sleep(60)\n")
+
+    async def story(controller: Controller) -> None:
+        controller.start()
+        controller.inject("kill")
+        await controller.said("alive", len(controller.all("alive")) + 2)
+        assert not controller.all("injected")
+        with open(os.open(gate, os.O_WRONLY), "w"):
+            pass
+        assert (await controller.said("injected"))["error"] == ""
+        assert (await controller.said("rank_failed"))["injected"] is True
+
+    with_environment = pytest.MonkeyPatch()
+    with_environment.setenv("PYTHONPATH", f"{packages}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"))
+    try:
+        with_agent(tmp_path, story, (sys.executable, str(program)))
+    finally:
+        with_environment.undo()
 
 
 def sick(folder: Path) -> HostSpec:

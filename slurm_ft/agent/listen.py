@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -30,13 +31,14 @@ class RankSocket:
     """The socket on which ranks report (see slurm_ft.train.progress).
 
     It is in the abstract namespace, so there is no file to leave behind; only processes of the same user
-    are let in.
+    are let in. A program that a rank starts may report too, as the rank that it has inherited; what is sent to a
+    rank goes to the one that came first, which is the rank itself.
     """
 
     def __init__(self, on_packet: Callable[[int, dict[str, Any]], None]) -> None:
         self.name = f"@slurm-ft-{secrets.token_hex(12)}"
         self._on_packet = on_packet
-        self._connections: dict[int, socket.socket] = {}
+        self._connections: dict[int, list[socket.socket]] = {}  # of each rank, the oldest first
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         self._socket.bind("\0" + self.name[1:])
         self._socket.listen(128)
@@ -65,15 +67,16 @@ class RankSocket:
             self._drop(connection, who["rank"])
         elif hello:
             who["rank"] = packet["rank"]
-            self._connections[who["rank"]] = connection
+            self._connections.setdefault(who["rank"], []).append(connection)
         else:
             self._on_packet(who["rank"], packet)
 
     def _drop(self, connection: socket.socket, rank: int) -> None:
         asyncio.get_running_loop().remove_reader(connection)
         connection.close()
-        if self._connections.get(rank) is connection:
-            del self._connections[rank]
+        left = [other for other in self._connections.pop(rank, []) if other is not connection]
+        if left:
+            self._connections[rank] = left
 
     def ranks(self) -> list[int]:
         """The ranks that are connected now."""
@@ -81,18 +84,17 @@ class RankSocket:
 
     def send(self, rank: int, packet: dict[str, Any]) -> bool:
         """Send a packet to a rank; False when it is not connected (its program is not observed)."""
-        connection = self._connections.get(rank)
-        if connection is None:
+        if rank not in self._connections:
             return False
         try:
-            connection.send(json.dumps(packet).encode())
+            self._connections[rank][0].send(json.dumps(packet).encode())
         except OSError:
             return False
         return True
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for connection in [*self._connections.values(), self._socket]:
+        for connection in [*itertools.chain(*self._connections.values()), self._socket]:
             loop.remove_reader(connection)
             connection.close()
 

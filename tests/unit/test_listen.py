@@ -51,6 +51,27 @@ def with_socket(story: Callable[[RankSocket, Packets], Awaitable[None]]) -> None
 # --- packets of ranks --------------------------------------------------------------------------------------------
 
 
+def test_what_is_sent_to_a_rank_goes_to_it_and_not_to_a_program_that_it_has_started() -> None:
+    async def story(ranks: RankSocket, packets: Packets) -> None:
+        rank, child = connect(ranks.name), connect(ranks.name)
+        rank.settimeout(5)
+        for number, connection in enumerate((rank, child), 1):
+            connection.send(json.dumps({"type": "hello", "rank": 2}).encode())
+            connection.send(json.dumps({"type": "progress", "step": number}).encode())
+            await until(lambda number=number: len(packets) == number)
+        assert [who for who, _ in packets] == [2, 2]
+        assert ranks.send(2, {"type": "save"})
+        child.close()
+        await until(lambda: len(ranks._connections[2]) == 1)
+        assert ranks.ranks() == [2] and ranks.send(2, {"type": "abort"})
+        assert [json.loads(rank.recv(1000))["type"] for _ in range(2)] == ["save", "abort"]
+        rank.close()
+        await until(lambda: not ranks.ranks())
+        assert not ranks.send(2, {"type": "save"})
+
+    with_socket(story)
+
+
 def test_packets_are_those_of_the_rank_that_said_hello(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(ranks: RankSocket, packets: Packets) -> None:
         monkeypatch.setenv("RANK", "5")

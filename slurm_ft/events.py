@@ -6,8 +6,8 @@ controller decided is an event like what it saw, so folding the log from its sta
 run again: that is how a restarted controller, `status` and `report` learn it.
 
 Every event bears the `epoch` of the head that wrote it (slurm_ft/lease.py). What a deposed controller still
-wrote after the first event of a higher epoch did not happen: all readers drop it (`Fence`). A new head's first
-event comes before it reads the log, so that it knows whatever its readers know.
+wrote after the first event of a higher epoch did not happen: all readers drop it (`Fence`). A new head reads on after
+its first event is there, so it knows whatever its readers know.
 
 A line is written with one `write` in append mode. A line cut off by a crash stays where it is; the next
 writer starts a new line and readers pass over what is not JSON.
@@ -192,6 +192,10 @@ def written(path: Path) -> int:
         return 0
 
 
+PIECE = 1 << 20
+"""Bytes of a log that are read at once, about."""
+
+
 class Follower:
     """Reads what was added to a growing log since the last call; keeps a half-written line for later."""
 
@@ -207,12 +211,21 @@ class Follower:
         return Follower(path, written(path))
 
     def news(self) -> list[Event]:
+        return list(self.stream())
+
+    def stream(self) -> Iterator[Event]:
+        """The same, read in pieces: a log of days is not held in memory."""
+        while lines := self._lines():
+            yield from parse((line.decode("utf-8", errors="replace") for line in lines), self._fence)
+
+    def _lines(self) -> list[bytes]:
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._position)
-                block = file.read()
+                lines = file.readlines(PIECE)
         except FileNotFoundError:
             return []
-        whole = block[: block.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return list(parse(whole.decode("utf-8", errors="replace").splitlines(), self._fence))
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        self._position += sum(map(len, lines))
+        return lines

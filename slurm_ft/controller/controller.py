@@ -9,8 +9,9 @@ it folds the log, takes over the steps that run, and the agents tell it what it 
     SIGUSR2                    the time limit or a preemption is near: the same, exit 75 (try again)
 
 Started by the head of a higher epoch, on another host, it does the same. Its first event opens the epoch in
-the log, before it reads the log: from then on readers drop what a deposed controller still writes. One that is
-deposed itself (controller/tenure.py) leaves its steps alone, writes nothing more and exits with EXIT_DEPOSED.
+the log, which it then reads to that event: from then on readers drop what a deposed controller still writes.
+One that is deposed itself (controller/tenure.py) leaves its steps alone, writes nothing more and exits with
+EXIT_DEPOSED.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from slurm_ft.controller.steps import Steps
 from slurm_ft.controller.survivors import gone
 from slurm_ft.controller.tenure import Tenure
 from slurm_ft.errors import EXIT_TRY_AGAIN, LaunchError
-from slurm_ft.events import Clock, Event, EventLog, Kind
+from slurm_ft.events import Clock, Event, EventLog, Follower, Kind
 from slurm_ft.launch import Launcher
 from slurm_ft.launch.base import Ended
 from slurm_ft.mesh.layout import assign
@@ -124,7 +125,7 @@ class Controller:
         self._steps = Steps(paths, launcher, self._peers, self._do, self._step_exited)
         self._spares = SpareWatch(spec.host, launcher, self._state, self._host_checked)
         self._work: set[asyncio.Task[None]] = set()
-        self._hangs = HangWatch(spec.policy.hang_after, self._book)
+        self._hangs = HangWatch(spec.policy.hang_after, spec.policy.min_replicas)
         self._said: dict[int, str] = {}
         self._facts: dict[str, Any] = {}
         self._changed = asyncio.Event()
@@ -163,9 +164,10 @@ class Controller:
         """Look after the run until it is over; gives its exit code."""
         self._host = host
         self._do(self._tenure.keep(self._able, self._changed.set))
-        history = await asyncio.to_thread(History.of, self._paths.events, self._spec.replica.ranks_per_host)
+        log = Follower(self._paths.events)
+        history = await asyncio.to_thread(History(self._spec.replica.ranks_per_host).read_on, log)
         self._open_epoch(history.epoch)
-        adopted = self._recover(history)
+        adopted = self._recover(await asyncio.to_thread(history.read_on, log))
         if not adopted:
             self._begin(hosts, job_id, host)
         self.supervisor.take(
@@ -337,7 +339,7 @@ class Controller:
         peer = self._peers.get(name)
         if peer is None:
             if kind != "leaving":
-                self._peers.send(name, {"type": "who"})
+                self._peers.ask_who(name)
             return
         peer.heard = time.monotonic()
         if kind == "alive":
@@ -353,7 +355,7 @@ class Controller:
             if verdict is Verdict.NEXT:
                 self._news(peer, message)
             elif verdict is Verdict.GAP:
-                self._peers.send(name, {"type": "who"})
+                self._peers.ask_who(name)
 
     def _answer(self, name: bytes, peer: Peer, message: Message) -> None:
         """Answer a sign of life. What is not on disk yet is not acknowledged: after a crash it must be told again."""
@@ -361,7 +363,7 @@ class Controller:
         if self._log.settle(0.0):
             self._on_disk[peer.who] = got
         if _missed(self.supervisor.state.replicas[peer.replica], message, got):
-            self._peers.send(name, {"type": "who"})
+            self._peers.ask_who(name)
         else:
             self._peers.send(name, {"type": "alive", "got": self._on_disk.get(peer.who, 0)})
 
@@ -490,7 +492,7 @@ class Controller:
 
     def _find_hanging(self, now: float) -> None:
         """A replica that hangs has failed, like one whose rank has died."""
-        for number, seconds, what in self._hangs.find(self.supervisor.state, now, self._clock()):
+        for number, seconds, what in self._hangs.find(self.supervisor.state, self._book, now, self._clock()):
             self._note_hanging(number, seconds, what)
 
     def _note_hanging(self, number: int, seconds: float, what: str) -> None:

@@ -18,10 +18,10 @@ STANDING_PHASES = frozenset({CHECKPOINT, "eval"})
 
 
 class HangWatch:
-    """`hang_after` is the policy's, in seconds; 0 turns it off."""
+    """`hang_after` (seconds, 0 turns it off) and `min_replicas` are the policy's."""
 
-    def __init__(self, hang_after: float, book: Book) -> None:
-        self._hang_after, self._book = hang_after, book
+    def __init__(self, hang_after: float, min_replicas: int) -> None:
+        self._hang_after, self._min_replicas = hang_after, min_replicas
         self._paces: dict[int, Pace] = {}
 
     def started(self, replica: int) -> None:
@@ -44,19 +44,22 @@ class HangWatch:
         for pace in self._paces.values():
             pace.moved_at = now
 
-    def find(self, state: RunState, now: float, wall: float) -> Iterator[tuple[int, float, str]]:
+    def find(self, state: RunState, book: Book, now: float, wall: float) -> Iterator[tuple[int, float, str]]:
         """Each replica that hangs, since how many seconds, and how that shows. `now` is time.monotonic(), and `wall`
         the clock of the events."""
         replicas, collective = state.replicas, state.collective
         finished = collective and state.first_done is not None  # who is left may be writing the last checkpoint
         training = frozenset(r.id for r in replicas if r.state is State.TRAINING)
         standing = frozenset(r.id for r in replicas if not STANDING_PHASES.isdisjoint(r.phases.values()))
-        alone = finished or sum(r.state not in FINAL for r in replicas) == 1
+        # One that trains alone while others are parked or on their way has no peer to be judged by; but where more
+        # are needed it waits for them.
+        lonely = len(training) == 1 and self._min_replicas <= 1
+        alone = finished or lonely or sum(r.state not in FINAL for r in replicas) == 1
         for number, seconds in hanging(self._paces, training, standing, alone, now, self._hang_after).items():
-            step = self._book.page(number).step
+            step = book.page(number).step
             yield number, seconds, f"it has stood still for {seconds:.0f} s at step {step}"
         if collective and not finished:
             started = {r.id: r.since for r in replicas if r.state is State.RUNNING}
-            stuck = stuck_at_start(started, self._book.members, bool(training), wall, self._hang_after)
+            stuck = stuck_at_start(started, book.members, bool(training), wall, self._hang_after)
             for number, seconds in stuck.items():
                 yield number, seconds, f"it has not begun to train within {seconds:.0f} s"

@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 from slurm_ft.channel import Message, Server
 from slurm_ft.controller.state import Replica
 
+ASK_AGAIN = 1.0
+"""Seconds until an agent is asked again who it is; if the question was lost, its next sign of life leads to another."""
 EXPECTED = b"expected."
 """How the names of stand-ins begin."""
 
@@ -39,6 +42,7 @@ class Peers:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._peers: dict[bytes, Peer] = {}
+        self._asked: dict[bytes, float] = {}  # when we asked a connection who it is
 
     def get(self, name: bytes) -> Peer | None:
         return self._peers.get(name)
@@ -47,6 +51,7 @@ class Peers:
         """Take an agent in. It takes the place of what stood for the same host before it."""
         self._peers = {n: p for n, p in self._peers.items() if (p.replica, p.index) != (peer.replica, peer.index)}
         self._peers[name] = peer
+        self._asked = {n: t for n, t in self._asked.items() if n in self._peers}
 
     def expect(self, replica: Replica, doubtful: str, silent_since: float) -> None:
         """Stand-ins for the agents of a replica, which are to call. One on the host `doubtful` counts as silent
@@ -100,6 +105,14 @@ class Peers:
             if silence > longer_than:
                 del self._peers[name]
                 yield peer, silence
+
+    def ask_who(self, name: bytes) -> None:
+        """Have an agent say who it is, and tell all again that we have not acknowledged. Asked once in ASK_AGAIN: many
+        messages of one agent may wait here when we come up, and the answer to each would be all of its news."""
+        now = time.monotonic()
+        if now - self._asked.get(name, -inf) >= ASK_AGAIN:
+            self._asked[name] = now
+            self._server.send(name, {"type": "who"})
 
     def send(self, name: bytes, message: Message) -> None:
         self._server.send(name, message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from slurm_ft.controller.fold import fold
 from slurm_ft.controller.history import History
 from slurm_ft.controller.state import State
 from slurm_ft.controller.tenure import Tenure
-from slurm_ft.events import Event, EventLog, Kind
+from slurm_ft.events import Event, EventLog, Follower, Kind
 from slurm_ft.launch.local import LocalLauncher
 from slurm_ft.lease import Claim, Lease, read, take
 from slurm_ft.paths import RunPaths
@@ -47,7 +48,7 @@ def test_it_is_the_last_sessions_but_for_the_saves(paths: RunPaths) -> None:
     for event in (*session("first", 1, 3), *(last := session("second", 2, 4))):
         log.append(event)
     log.close()
-    history = History.of(paths.events, 1)
+    history = History(1).read_on(Follower(paths.events))
     assert history.state == fold(last) and history.state.replicas[0].state is State.RUNNING
     assert history.started is not None and history.started.data["session"] == "second"
     assert history.epoch == 2 and [event.data["id"] for event in history.saves] == ["first", "second"]
@@ -56,8 +57,22 @@ def test_it_is_the_last_sessions_but_for_the_saves(paths: RunPaths) -> None:
 
 
 def test_a_run_without_a_log_has_no_history(paths: RunPaths) -> None:
-    history = History.of(paths.events, 1)
+    history = History(1).read_on(Follower(paths.events))
     assert (history.started, history.epoch, history.state.replicas) == (None, 0, ())
+
+
+def test_what_a_deposed_controller_still_wrote_counts_until_our_first_event_and_not_after(paths: RunPaths) -> None:
+    log, follower = EventLog(paths.events), Follower(paths.events)
+    for event in session("only", 1, 3):
+        log.append(event)
+    history = History(1).read_on(follower)
+    late = {"attempt": 3, "rank": 0, "committed": True}
+    log.append(Event(2.0, Kind.COMMIT, 0, {**late, "step": 6}, 1))
+    log.append(Event(2.0, Kind.HEAD_STARTED, None, {"host": "b"}, 2))
+    log.append(Event(2.0, Kind.COMMIT, 0, {**late, "step": 7}, 1))
+    log.close()
+    history = history.read_on(follower)
+    assert (history.state.replicas[0].committed, history.epoch) == (6, 2)
 
 
 class Enough(Exception):
@@ -75,7 +90,7 @@ def test_the_lease_is_renewed_while_a_long_log_is_read(paths: RunPaths, monkeypa
             seen.append(read(paths.lease, 1).beat)
         raise Enough
 
-    monkeypatch.setattr(controllers, "History", type("Slow", (), {"of": staticmethod(slow)}))
+    monkeypatch.setattr(controllers, "History", lambda _: SimpleNamespace(read_on=slow))
     spec = RunSpec("r", ReplicaSpec(("true",)), 1)
 
     async def story() -> None:

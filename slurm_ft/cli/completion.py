@@ -40,6 +40,6 @@ def command(shell: str) -> None:
     """Print the script that lets your shell complete slurm-ft.
 
     In a start-up file of bash or zsh: `eval "$(slurm-ft completion bash)"`. A module of your centre's does it
-    by itself.
+    by itself, but not for zsh.
     """
     click.echo(script(shell))

@@ -153,7 +153,7 @@ def folder_name(text: str) -> str:
 def check_program(command: Sequence[str], python: str) -> None:
     """Raises UsageError when the program to run is not on this machine."""
     if command[0] == "titan" and importlib.util.find_spec("torchtitan") is None:
-        raise UsageError("`titan` needs torchtitan, which is not installed", 'pip install "slurm-ft[train]"')
+        raise UsageError("`titan` needs torchtitan, which is not installed", 'pip install "/path/to/slurm-ft[train]"')
     argv = expand_titan(command, python)
     if shutil.which(argv[0]) is None:
         raise UsageError(f"there is no program `{argv[0]}` here", "check its spelling, the PATH and loaded modules")

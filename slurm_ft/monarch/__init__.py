@@ -42,4 +42,4 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:
         from slurm_ft.errors import UsageError
 
-        raise UsageError(f"Monarch cannot be imported: {error}", 'pip install "slurm-ft[monarch]"') from None
+        raise UsageError(f"Monarch cannot be imported: {error}", 'pip install "/path/to/slurm-ft[monarch]"') from None

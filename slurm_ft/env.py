@@ -82,7 +82,9 @@ VARIABLES = (
     Variable(MESH, "mesh", "tells a process of a Python mesh where it belongs; gone before your code runs"),
     Variable(MIN_REPLICAS, "agent", "the fewest replicas that may train, from the run's policy"),
     Variable(KEEPER, "agent", "the socket of the host's keeper, where the run has one; slurm_ft.train.keep asks there"),
-    Variable(KEEPER_MODE, "agent", "what the host's keeper keeps of a rank: live, snapshot, both or off"),
+    Variable(
+        KEEPER_MODE, "agent", "what the host's keeper keeps: live, snapshot, both or off; also for its health check"
+    ),
     Variable("RANK", "agent", "the rank within its replica, from 0"),
     Variable("LOCAL_RANK", "agent", "the rank within its host, from 0"),
     Variable("WORLD_SIZE", "agent", "the ranks of one replica"),

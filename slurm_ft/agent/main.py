@@ -254,7 +254,11 @@ class Agent:
         """Is this host fit, by the run's health check? One that is not is reported, and left."""
         seconds = self._spec.policy.agent_timeout * FIT_SHARE
         command = self._spec.host.health_check
-        environ = {**fitness.check_environment(os.environ), env.HOST: self._host}
+        environ = {
+            **fitness.check_environment(os.environ),
+            env.HOST: self._host,
+            env.KEEPER_MODE: self._spec.replica.keeper,
+        }
         what = await fitness.fault(fitness.shell(command), environ, seconds, again=True) if command else ""
         if what:
             print(f"slurm-ft agent: {self._host} failed its check: {what}", file=sys.stderr, flush=True)

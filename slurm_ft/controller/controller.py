@@ -123,7 +123,7 @@ class Controller:
         self._peers = Peers(server)
         self._asking = Asking(self._peers)
         self._steps = Steps(paths, launcher, self._peers, self._do, self._step_exited)
-        self._spares = SpareWatch(spec.host, launcher, self._state, self._host_checked)
+        self._spares = SpareWatch(spec.host, launcher, self._state, self._host_checked, spec.replica.keeper)
         self._work: set[asyncio.Task[None]] = set()
         self._hangs = HangWatch(spec.policy.hang_after, spec.policy.min_replicas)
         self._said: dict[int, str] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from slurm_ft import env
 from slurm_ft.agent import fitness
 from slurm_ft.controller.state import RunState
 from slurm_ft.events import Kind
@@ -22,12 +23,19 @@ SECONDS = 50.0
 
 
 class SpareWatch:
-    """`state` gives the run's state; `take` records an event of a host."""
+    """`state` gives the run's state; `take` records an event of a host; `keeper` is the mode of the hosts' keepers,
+    which are on spares too."""
 
     def __init__(
-        self, spec: HostSpec, launcher: Launcher, state: Callable[[], RunState], take: Callable[[Kind, str, str], None]
+        self,
+        spec: HostSpec,
+        launcher: Launcher,
+        state: Callable[[], RunState],
+        take: Callable[[Kind, str, str], None],
+        keeper: str = "off",
     ) -> None:
         self._spec, self._launcher, self._state, self._take = spec, launcher, state, take
+        self._keeper = keeper
 
     async def run(self) -> None:
         """Look at the spares until cancelled."""
@@ -41,7 +49,7 @@ class SpareWatch:
     async def look(self, host: str) -> None:
         """Look at one spare, and record what has changed with it."""
         argv, environ = self._launcher.look(host, self._spec.health_check)
-        what = await fitness.fault(argv, environ, SECONDS)
+        what = await fitness.fault(argv, {**environ, env.KEEPER_MODE: self._keeper}, SECONDS)
         state = self._state()
         if host not in state.spares:  # it was taken meanwhile
             return

@@ -82,18 +82,20 @@ def checks(wanted: Wanted, areas: frozenset[str]) -> dict[str, Check]:
 
 
 def gpu_faults(wanted: Wanted) -> list[str]:
-    """GPUs that are missing, and those that somebody else uses."""
+    """GPUs that are missing, and those that somebody else uses. A live keeper of the run around us may hold memory of
+    a GPU, also after a rank was killed, and is not seen to."""
     found, holders = probes.gpus(wanted.root), probes.holders(wanted.root)
     faults = []
     if wanted.gpus is not None and len(found) < wanted.gpus:
         faults.append(f"{len(found)} of {wanted.gpus} GPUs are there")
     own = own_processes(wanted)
+    kept = "live" in env.KEEPER_MODES.get(wanted.environ.get(env.KEEPER_MODE, ""), ())
     for gpu in found:
         here = [item for item in holders if item.bus_id == gpu.bus_id]
         others = [item for item in here if item.pid not in own]
         if others:
             faults += [f"process {item.pid} holds {item.bytes / GIB:.1f} GiB of GPU {gpu.bus_id}" for item in others]
-        elif not here and gpu.used > IDLE_BYTES:
+        elif not here and not kept and gpu.used > IDLE_BYTES:
             faults.append(
                 f"{gpu.used / GIB:.1f} GiB of GPU {gpu.bus_id} are in use, and no process is seen to hold them"
             )

@@ -82,14 +82,14 @@ def with_agent(
     policy: Policy = POLICY,
     host: HostSpec | None = None,
     begins: str = "hello",
+    keeper: str = "off",
 ) -> int:
     """The agent's exit code after the story; it is told to leave when it has not left by then."""
     paths = RunPaths(folder / "run")
     paths.create()
     make_keys(paths)
-    spec = RunSpec(
-        "x", ReplicaSpec(command, 1, ranks), replicas=3, cluster="local", policy=policy, host=host or HostSpec()
-    )
+    replica = ReplicaSpec(command, 1, ranks, keeper=keeper)
+    spec = RunSpec("x", replica, replicas=3, cluster="local", policy=policy, host=host or HostSpec())
     write_json(paths.spec, spec.to_json())
 
     async def within() -> int:
@@ -370,6 +370,15 @@ def test_an_agent_on_an_unfit_host_says_so_starts_nothing_and_leaves_as_a_failed
 
     policy = Policy(agent_timeout=0.2)
     assert with_agent(tmp_path, story, policy=policy, host=sick(tmp_path), begins="unfit") == 97
+
+
+def test_a_health_check_knows_what_the_hosts_keeper_may_hold(tmp_path: Path) -> None:
+    async def story(controller: Controller) -> None:
+        await controller.said("hello")
+
+    check = HostSpec(health_check='test "$SLURM_FT_KEEPER_MODE" = live')
+    policy = Policy(kill_grace=0.5, agent_timeout=10.0)
+    assert with_agent(tmp_path, story, policy=policy, host=check, keeper="live") == 0
 
 
 def test_a_host_is_checked_again_before_a_broken_replica_starts_there(tmp_path: Path) -> None:

@@ -62,12 +62,13 @@ def test_a_fault_that_goes_away_in_time_is_none(tmp_path: Path, monkeypatch: pyt
 class Watch:
     """A SpareWatch over a folder: a host is well while a file of its name is there."""
 
-    def __init__(self, folder: Path, *spares: str, interval: float = 60.0) -> None:
+    def __init__(self, folder: Path, *spares: str, interval: float = 60.0, keeper: str = "off") -> None:
         self.state = RunState(spares=spares)
         self.seen: list[tuple[Kind, str]] = []
-        spec = HostSpec(health_check=f"test -e {folder}/$SLURM_FT_HOST || {{ echo ERROR: ill; exit 1; }}",
-                        spare_check=interval)  # fmt: skip
-        self.watch = SpareWatch(spec, LocalLauncher(), lambda: self.state, self.take)
+        told = f"echo $SLURM_FT_KEEPER_MODE > {folder}/mode"
+        check = f"{told}; test -e {folder}/$SLURM_FT_HOST || {{ echo ERROR: ill; exit 1; }}"
+        spec = HostSpec(health_check=check, spare_check=interval)
+        self.watch = SpareWatch(spec, LocalLauncher(), lambda: self.state, self.take, keeper)
 
     def take(self, kind: Kind, host: str, what: str) -> None:
         self.seen.append((kind, host))
@@ -86,6 +87,12 @@ def test_a_spare_is_recorded_when_it_changes_and_not_each_time(tmp_path: Path, m
     (tmp_path / "s2").touch()
     assert watch.look("s2") == {}
     assert watch.seen == [(Kind.HOST_UNFIT, "s2"), (Kind.HOST_FIT, "s2")]
+
+
+def test_the_check_of_a_spare_knows_what_the_hosts_keeper_may_hold(tmp_path: Path) -> None:
+    """A host that was lost and has come back waits as a spare, and its keeper with it."""
+    Watch(tmp_path, "s1", keeper="live").look("s1")
+    assert (tmp_path / "mode").read_text() == "live\n"
 
 
 def test_a_slurm_that_does_not_answer_says_nothing_of_a_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,12 @@ def test_memory_that_nobody_is_seen_to_hold_is_a_fault(tmp_path: Path) -> None:
     assert faults == ["3.0 GiB of GPU 0000:c1:00.0 are in use, and no process is seen to hold them"]
 
 
+@pytest.mark.parametrize(("mode", "faults"), [("live", 0), ("both", 0), ("snapshot", 1), ("off", 1), ("odd", 1)])
+def test_memory_that_the_runs_own_keeper_may_hold_is_no_fault(tmp_path: Path, mode: str, faults: int) -> None:
+    wanted = Wanted(environ={"SLURM_FT_KEEPER_MODE": mode}, root=gpu_host(tmp_path, gpus=1, used=3 * GIB))
+    assert len(gpu_faults(wanted)) == faults
+
+
 def test_a_rank_that_has_outlived_its_agent_is_a_fault(tmp_path: Path) -> None:
     process(tmp_path, 60, parent=1, SLURM_FT_ATTEMPT="2", SLURM_FT_SOCKET="x", SLURM_FT_RUN="/runs/a")
     process(tmp_path, 61, parent=59, SLURM_FT_ATTEMPT="2", SLURM_FT_SOCKET="x", SLURM_FT_RUN="/runs/a")

@@ -1,7 +1,8 @@
 """The network between hosts, as one host sees it: interfaces, InfiniBand ports, RCCL's or NCCL's plugin.
 
 The names come from the ranks' environment. NCCL_SOCKET_IFNAME and NCCL_IB_HCA hold beginnings of names, `=` before
-the list means whole names and `^` means all but these; GLOO_SOCKET_IFNAME holds whole names and nothing else.
+the list means whole names and `^` means all but these; a device may be followed by one port (`mlx5_0:1`).
+GLOO_SOCKET_IFNAME holds whole names and nothing else.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ def has_rdma(root: Path = Path("/")) -> bool:
 
 
 def matching(pattern: str, names: Sequence[str]) -> dict[str, list[str]]:
-    """For each item of a list like NCCL_SOCKET_IFNAME's, the names that it stands for. Pure."""
+    """For each item of a list like NCCL_SOCKET_IFNAME's, the names that it stands for; `^` makes one item of all.
+    A name may be DEVICE:PORT. Pure."""
     exclude, pattern = pattern.startswith("^"), pattern.removeprefix("^")
     exact, pattern = pattern.startswith("="), pattern.removeprefix("=")
     items = [item.strip() for item in pattern.split(",") if item.strip()]
 
     def fits(item: str, name: str) -> bool:
-        return name == item if exact else name.startswith(item)
+        wanted, _, number = item.partition(":")
+        device, _, port = name.partition(":")
+        return (device == wanted if exact else device.startswith(wanted)) and (not number or port in ("", number))
 
     if exclude:
         return {f"^{pattern}": [name for name in names if not any(fits(item, name) for item in items)]}
-    return {item: [name for name in names if fits(item.partition(":")[0], name)] for item in items}
+    return {item: [name for name in names if fits(item, name)] for item in items}
 
 
 def interfaces(root: Path = Path("/")) -> dict[str, bool]:
@@ -77,26 +81,31 @@ def interface_faults(environ: Mapping[str, str], root: Path = Path("/")) -> list
     return list(dict.fromkeys(faults))
 
 
-def ports(root: Path = Path("/")) -> dict[str, list[str]]:
-    """The state of each port of each InfiniBand device, such as ACTIVE or DOWN."""
+def ports(root: Path = Path("/")) -> dict[str, bool]:
+    """The ports of the InfiniBand devices, as DEVICE:PORT, and whether each is active."""
     return {
-        device.name: [_text(port / "state").partition(":")[2].strip() for port in sorted((device / "ports").glob("*"))]
-        for device in sorted((root / "sys/class/infiniband").glob("*"))
+        f"{port.parent.parent.name}:{port.name}": _text(port / "state").partition(":")[2].strip() == "ACTIVE"
+        for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     }
 
 
 def port_faults(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
-    """InfiniBand devices without an active port: those that NCCL_IB_HCA names; else only when all are so."""
+    """InfiniBand without an active port. NCCL takes the active ones of those that it may use: a host is unfit when
+    there are some and none is active, and also when none is of a device that NCCL_IB_HCA names."""
     found = ports(root)
-    active = {name for name, states in found.items() if "ACTIVE" in states}
-    if HCA in environ:
-        faults = []
-        for item, names in matching(environ[HCA], list(found)).items():
-            if not names:
-                faults.append(f"there is no InfiniBand device `{item}`, which {HCA} names")
-            faults += [f"no port of {name} is active" for name in names if name not in active]
-        return faults
-    return ["no port of any InfiniBand device is active"] if found and not active else []
+    if HCA not in environ:
+        return ["no port of any InfiniBand device is active"] if found and not any(found.values()) else []
+    faults = []
+    for item, names in matching(environ[HCA], list(found)).items():
+        if any(found[name] for name in names):
+            continue
+        if item.startswith("^"):
+            faults += [f"no port of an InfiniBand device that {HCA} allows is active"] if found else []
+        elif not names:
+            faults.append(f"there is no InfiniBand device `{item}`, which {HCA} names")
+        else:
+            faults.append(f"no port of {item} is active")
+    return faults
 
 
 def plugin_faults(environ: Mapping[str, str], load: Callable[[str], object] = ctypes.CDLL) -> list[str]:

@@ -148,6 +148,7 @@ def slingshot(root: Path, down: str = "") -> Path:
         ("=hsn", {"hsn": []}),
         ("^lo,nmn", {"^lo,nmn": ["hsn0", "hsn1"]}),
         ("^=hsn0", {"^hsn0": ["hsn1", "nmn0", "lo"]}),
+        ("hsn1:2", {"hsn1:2": ["hsn1"]}),
         ("", {}),
     ],
 )
@@ -169,9 +170,9 @@ def test_a_fabric_interface_that_is_missing_or_down_is_a_fault(tmp_path: Path) -
     assert fault == "there is no network interface `hsn`, which GLOO_SOCKET_IFNAME names"
 
 
-def infiniband(root: Path, **states: str) -> Path:
+def infiniband(root: Path, port: int = 1, **states: str) -> Path:
     for name, state in states.items():
-        put(root, **{f"sys/class/infiniband/{name}/ports/1/state": state})
+        put(root, **{f"sys/class/infiniband/{name}/ports/{port}/state": state})
     return root
 
 
@@ -186,6 +187,24 @@ def test_infiniband_ports_must_be_active_where_they_are_named(tmp_path: Path) ->
     infiniband(tmp_path, mlx5_0="1: DOWN\n")
     assert fabric.port_faults({}, tmp_path) == ["no port of any InfiniBand device is active"]
     assert fabric.has_rdma(tmp_path) and not fabric.has_rdma(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("allowed", ["^mlx5_bond_0", "^=mlx5_bond_0", "^mlx5_1:1", "mlx5", "^mlx5_0:1", "mlx5_0:2"])
+def test_of_the_infiniband_devices_that_are_allowed_one_active_port_is_enough(tmp_path: Path, allowed: str) -> None:
+    infiniband(tmp_path, mlx5_0="4: ACTIVE\n", mlx5_1="1: DOWN\n", mlx5_bond_0="1: DOWN\n")
+    infiniband(tmp_path, port=2, mlx5_0="4: ACTIVE\n")
+    assert fabric.port_faults({"NCCL_IB_HCA": allowed}, tmp_path) == []
+
+
+def test_a_host_none_of_whose_allowed_infiniband_ports_is_active_is_unfit_and_one_without_any_is_not(
+    tmp_path: Path,
+) -> None:
+    infiniband(tmp_path, mlx5_0="1: DOWN\n", mlx5_bond_0="4: ACTIVE\n")
+    infiniband(tmp_path, port=2, mlx5_0="4: ACTIVE\n")
+    fault = ["no port of an InfiniBand device that NCCL_IB_HCA allows is active"]
+    assert fabric.port_faults({"NCCL_IB_HCA": "^mlx5_bond_0,mlx5_0:2"}, tmp_path) == fault
+    assert fabric.port_faults({"NCCL_IB_HCA": "mlx5_0:1"}, tmp_path) == ["no port of mlx5_0:1 is active"]
+    assert fabric.port_faults({"NCCL_IB_HCA": "^mlx5_bond_0"}, tmp_path / "nowhere") == []
 
 
 def compiled(folder: Path, name: str, symbol: str) -> Path:

@@ -1,5 +1,5 @@
-"""The same checks on all hosts of a job, by one srun. Each host answers with one line of JSON; here they are put
-together. `faults_of` is pure: answers in, faults by host out.
+"""The same checks on all hosts of a job, by one srun. Each host answers in lines of JSON; here they are put together.
+`answers_in` and `faults_of` are pure: text in, answers out; answers in, faults by host out.
 """
 
 from __future__ import annotations
@@ -108,16 +108,21 @@ def _ask(hosts: Sequence[str], order: Mapping[str, Any]) -> tuple[list[dict[str,
         except subprocess.TimeoutExpired:
             process.kill()
             out, words = process.communicate()
-    return list(_objects(out)), words
+    return answers_in(out), words
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
-    found = []
+def answers_in(text: str) -> list[dict[str, Any]]:
+    """The answers of the hosts, whose parts come in order, but for those of other hosts in between. Pure."""
+    texts: dict[str, str] = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
             value = json.loads(line)
-            if isinstance(value, dict) and "host" in value:
-                found.append(value)
+            if isinstance(value, dict) and {"host", "part"} <= value.keys():
+                texts[value["host"]] = texts.get(value["host"], "") + value["part"]
+    found = []
+    for whole in texts.values():
+        with contextlib.suppress(ValueError):  # its end has not come
+            found.append(json.loads(whole))
     return found
 
 

@@ -2,8 +2,8 @@
 
 What is asked of it is in a variable and not among its arguments, which other users of the host could read.
 
-Prints one line of JSON: the host, its faults, how far ahead the clock of the next host is, and which slurm-ft and
-Python it is that answers.
+Prints its answer as JSON, in parts (see `in_parts`): the host, its faults, how far ahead the clock of the next host
+is, and which slurm-ft and Python it is that answers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from slurm_ft.agent.address import reachable
 from slurm_ft.health import fabric, ring
 from slurm_ft.health.bounded import Check, bounded
 from slurm_ft.health.node import Wanted, checks
+
+PART = 400
+"""Characters of an answer in one line. Slurm tears lines of more than 1024 bytes, and those of other hosts come in
+between; a quote or a backslash in a part takes two."""
 
 
 def look(order: Mapping[str, Any], host: str) -> dict[str, Any]:
@@ -75,10 +79,16 @@ def _address(wanted: Wanted, others: Sequence[str]) -> str:
     return fabric.address(wanted.environ) or reachable(socket.gethostname(), others)
 
 
+def in_parts(answer: Mapping[str, Any]) -> list[str]:
+    """The answer as lines of JSON that say whose they are. `slurm_ft.health.hosts.answers_in` joins them. Pure."""
+    text = json.dumps(answer)
+    return [json.dumps({"host": answer["host"], "part": text[at : at + PART]}) for at in range(0, len(text), PART)]
+
+
 def main() -> None:
     order = json.loads(os.environ[env.CHECK])
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
-    print(json.dumps(look(order, host)), flush=True)
+    print("\n".join(in_parts(look(order, host))), flush=True)
 
 
 if __name__ == "__main__":

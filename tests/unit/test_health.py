@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -20,7 +21,7 @@ from slurm_ft import __version__
 from slurm_ft.cli import cli
 from slurm_ft.health import fabric, ring, task
 from slurm_ft.health.bounded import bounded
-from slurm_ft.health.hosts import command, faults_of, search_folders
+from slurm_ft.health.hosts import answers_in, command, faults_of, search_folders
 from slurm_ft.health.node import (
     GIB,
     Wanted,
@@ -31,7 +32,7 @@ from slurm_ft.health.node import (
     process_faults,
     stale_faults,
 )
-from slurm_ft.health.task import absent
+from slurm_ft.health.task import absent, in_parts
 from slurm_ft.native import probes
 
 
@@ -292,6 +293,40 @@ def test_the_host_whose_clock_is_off_is_named_and_not_its_neighbours() -> None:
     hosts = ["n1", "n2", "n3", "n4"]
     answers = [answer("n1", ahead=-300.0), answer("n2", ahead=300.0), answer("n3", ahead=0.0), answer("n4", ahead=0.0)]
     assert faults_of(hosts, answers, "") == [("n2", "its clock is 300.0 s behind the others'")]
+
+
+def torn(lines: list[str]) -> list[str]:
+    """What slurmstepd sends of one task's lines: pieces of 1024 bytes at most."""
+    return [line[at : at + 1024] for line in lines for at in range(0, len(line), 1024)]
+
+
+LONG = st.lists(st.text(max_size=9) | st.sampled_from(["x" * 3000, '"\\\n' * 700, "ä" * 900]), max_size=3)
+
+
+@given(LONG, LONG)
+def test_long_answers_of_several_hosts_are_whole_although_slurm_tears_and_mixes_lines(
+    one: list[str], other: list[str]
+) -> None:
+    first, second = answer("n1", *one), answer("n2", *other)
+    lines = [torn(in_parts(each)) for each in (first, second)]
+    mixed = [line for both in itertools.zip_longest(*lines, fillvalue="") for line in both]
+    assert answers_in("\n".join(["srun: a word of its own", *mixed, "7"])) == [first, second]
+
+
+def test_an_answer_whose_end_has_not_come_is_none() -> None:
+    lines = in_parts(answer("n1", "x" * 2000))
+    assert len(lines) > 1 and answers_in("\n".join(lines[:-1])) == []
+
+
+def test_a_task_answers_in_parts_that_its_asker_joins() -> None:
+    order = {"gpus": 64, "environ": {}, "shared": "", "scratch": "", "folder": "", "hosts": ["n1"], "areas": ["node"],
+             "word": "w", "folders": {"/no/such" + "x" * 1200: "PATH"}, "seconds": 10.0}  # fmt: skip
+    environ = os.environ | {"SLURM_FT_CHECK": json.dumps(order), "SLURMD_NODENAME": "n1"}
+    argv = [sys.executable, "-m", "slurm_ft.health.task"]
+    out = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert max(map(len, out.splitlines())) < 1024
+    (said,) = answers_in(out)
+    assert said["host"] == "n1" and any("/no/such" in fault for fault in said["faults"])
 
 
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=9))

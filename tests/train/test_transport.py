@@ -15,6 +15,7 @@ PROMISES = [
     "a_donor_dies_and_another_goes_on",
     "what_was_kept_is_not_taken_for_another_steps",
     "a_broken_connection_goes_on",
+    "a_donor_that_is_slow_to_greet_is_asked_again",
     "a_damaged_chunk_is_noticed",
     "the_donor_waits_for_its_readers_but_not_for_ever",
     "a_donor_cannot_run_code_here",

@@ -265,10 +265,12 @@ def what_was_kept_is_not_taken_for_another_steps() -> None:
 
 
 class Cutter:
-    """A proxy before a donor that breaks each of the first `cuts` connections after some bytes."""
+    """A proxy before a donor that breaks each of the first `cuts` connections after some bytes. The first `mute` are
+    accepted, and nothing comes of them."""
 
-    def __init__(self, donor: Transport, cuts: int, after: int) -> None:
+    def __init__(self, donor: Transport, cuts: int, after: int, mute: int = 0) -> None:
         self._target, self._cuts, self._after = ("127.0.0.1", donor._donor.port), cuts, after
+        self._mute, self._held = mute, list[socket.socket]()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"slurm-ft://127.0.0.1:{self._server.getsockname()[1]}"
         self.connections = 0
@@ -278,6 +280,9 @@ class Cutter:
         while True:
             stream, _ = self._server.accept()
             self.connections += 1
+            if self.connections <= self._mute:
+                self._held.append(stream)
+                continue
             limit = self._after if self.connections <= self._cuts else 1 << 40
             target = socket.create_connection(self._target)
             threading.Thread(target=self._carry, args=(stream, target, 1 << 40), daemon=True).start()
@@ -301,6 +306,23 @@ def a_broken_connection_goes_on() -> None:
     assert cutter.connections > 5
     kept = 80_000 + 77 * 4
     assert receiver.bytes_received == kept  # whole chunks only are counted, and each once
+
+
+def a_donor_that_is_slow_to_greet_is_asked_again() -> None:
+    """Its host may be so busy that the handshake takes longer than a handshake may."""
+    from slurm_ft.train.transport import wire
+
+    donor = make()
+    donor.send_checkpoint([1], 2, big_state(2), LONG)
+    wire.HANDSHAKE_SECONDS = 2.0
+    busy = Cutter(donor, cuts=0, after=0, mute=1)
+    assert same(make().recv_checkpoint(0, busy.address, 2, LONG), big_state(2))
+    wire.HANDSHAKE_SECONDS = 0.2
+    with expect(PeerGone, ""):
+        make().recv_checkpoint(0, Cutter(donor, cuts=0, after=0, mute=99).address, 2, LONG)
+    wire.HANDSHAKE_SECONDS = 5.0
+    with expect(TimeoutError, "time"):
+        make().recv_checkpoint(0, Cutter(donor, cuts=0, after=0, mute=99).address, 2, SOON)
 
 
 def a_damaged_chunk_is_noticed() -> None:

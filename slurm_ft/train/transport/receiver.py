@@ -72,7 +72,12 @@ class Fetch:
             stream, min(self._deadline, time.monotonic() + wire.HANDSHAKE_SECONDS), self._stall
         )
         try:
-            wire.introduce(connection, self._key)
+            try:
+                wire.introduce(connection, self._key)
+            except TimeoutError:
+                if time.monotonic() >= self._deadline:
+                    raise
+                raise wire.PeerGone("the donor was slow to say who it is") from None
             connection.deadline = self._deadline
             left = max(self._deadline - time.monotonic(), 0.0)
             connection.send_message({"step": self._step, "seconds": left, "skeleton": with_skeleton})

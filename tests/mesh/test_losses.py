@@ -296,6 +296,26 @@ def test_nothing_is_left_of_a_client_that_is_killed_or_just_ends(end: str) -> No
     wait_until(lambda: not Path(folder).exists(), SOON)
 
 
+FORGETFUL = """
+import gc, sys
+from slurm_ft import Allocation
+mesh = Allocation.local(hosts=1).processes(folder=sys.argv[1])
+mesh.initialized.get(30).check()
+print(mesh.folder)
+del mesh
+gc.collect()
+"""
+
+
+def test_a_mesh_that_nobody_holds_any_more_is_stopped_with_its_client(tmp_path: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", FORGETFUL, str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    ).stdout
+    (folder,) = tmp_path.iterdir()
+    assert out == f"{folder}\n"
+    assert not (folder / "secret").exists() and members(f"{folder}#") == []
+
+
 def test_a_client_that_was_only_stopped_has_its_mesh_again(tmp_path: Path) -> None:
     """Its hosts took it for dead and have left. Calls that were on their way to them fail; the next ones wait."""
     then = """

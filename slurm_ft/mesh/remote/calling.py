@@ -12,7 +12,6 @@ import itertools
 import random
 import shutil
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,8 @@ from slurm_ft.mesh.values import ValueMesh, log
 STOP_GRACE = 2.0
 """Seconds that a busy process has to finish when its mesh is stopped."""
 _numbers = itertools.count(1)
-_open: weakref.WeakSet[Shared] = weakref.WeakSet()
+_open: set[Shared] = set()
+"""The meshes that are to be stopped at exit. Held here also when nobody else holds one: its processes live on."""
 
 
 def next_number() -> int:
@@ -77,6 +77,7 @@ class Shared:
                 try:
                     self.loop.start(self.core.stop(grace)).result()
                 finally:
+                    _open.discard(self)
                     shutil.rmtree(self.folder if self.temporary else self.core.crew.paths.secret, ignore_errors=True)
 
 

@@ -2,7 +2,7 @@
 
 A check is any command: 0 says fit, anything else unfit, and what it printed says why (`ERROR: ...` first, as
 `slurm-ft check` does). Before ranks are started it is asked again while there is time: the memory of a program that
-was killed is freed a moment later.
+was killed is freed a moment later. What it said last counts, and that it hung only when it has said nothing yet.
 """
 
 from __future__ import annotations
@@ -33,17 +33,23 @@ def check_environment(surroundings: Mapping[str, str]) -> dict[str, str]:
 
 
 async def fault(argv: Sequence[str], environ: Mapping[str, str], seconds: float, again: bool = False) -> str:
-    """What is wrong, in one line, or '' when the check passes within `seconds`; `again` asks until then."""
+    """What is wrong, in one line, or '' when the check passes within `seconds`; `again` asks until then, as long as
+    there is time for another try like the last one."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
+    said = f"the check did not answer within {seconds:g} s"
     while True:
-        found = await _once(argv, environ, max(deadline - loop.time(), 0.1), seconds)
-        if not found or not again or loop.time() + AGAIN_AFTER >= deadline:
-            return found
+        began = loop.time()
+        found = await _once(argv, environ, deadline - began)
+        took = loop.time() - began
+        said = said if found is None else found
+        if not said or not again or loop.time() + AGAIN_AFTER + took >= deadline:
+            return said
         await asyncio.sleep(AGAIN_AFTER)
 
 
-async def _once(argv: Sequence[str], environ: Mapping[str, str], left: float, seconds: float) -> str:
+async def _once(argv: Sequence[str], environ: Mapping[str, str], left: float) -> str | None:
+    """What one try says is wrong, or ''; None when it does not answer in the time that is left."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -58,7 +64,7 @@ async def _once(argv: Sequence[str], environ: Mapping[str, str], left: float, se
     try:
         out, _ = await asyncio.wait_for(process.communicate(), left)
     except TimeoutError:
-        return f"the check did not answer within {seconds:g} s"
+        return None
     finally:
         # Also what the check has left behind, and also when we are cancelled.
         with contextlib.suppress(ProcessLookupError):

@@ -368,7 +368,7 @@ def test_an_agent_on_an_unfit_host_says_so_starts_nothing_and_leaves_as_a_failed
         await controller.said("leaving")
         assert not controller.all("hello")
 
-    policy = Policy(agent_timeout=0.2)
+    policy = Policy(agent_timeout=2.0)
     assert with_agent(tmp_path, story, policy=policy, host=sick(tmp_path), begins="unfit") == 97
 
 

@@ -48,15 +48,30 @@ def test_a_check_that_passes_is_silent_and_finds_our_own_program_without_a_modul
 
 
 def test_a_check_that_hangs_is_ended_with_all_it_has_started(tmp_path: Path) -> None:
-    assert fault(f"sleep 600 & echo $! > {tmp_path}/pid; wait", 0.3) == "the check did not answer within 0.3 s"
+    assert fault(f"sleep 600 & echo $! > {tmp_path}/pid; wait", 2.0) == "the check did not answer within 2 s"
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not lives(child), what="the check's child is gone")
 
 
 def test_a_fault_that_goes_away_in_time_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fault("echo it stays; exit 1", 1.9) == "it stays"
     monkeypatch.setattr(fitness, "AGAIN_AFTER", 0.01)
     assert fault(f"test -e {tmp_path}/second || {{ touch {tmp_path}/second; exit 1; }}") == ""
-    assert fault("echo it stays; exit 1", 0.05) == "it stays"
+
+
+def test_the_reason_that_a_check_gave_is_told_also_when_its_last_try_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitness, "AGAIN_AFTER", 0.01)
+    check = f"test -e {tmp_path}/second && sleep 600; touch {tmp_path}/second; echo ERROR: no GPUs; exit 1"
+    assert fault(check, 3.0) == "no GPUs"
+
+
+def test_a_try_that_would_not_end_in_time_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one took half of the time and more: the next would only be killed."""
+    monkeypatch.setattr(fitness, "AGAIN_AFTER", 0.01)
+    fault(f"echo try >> {tmp_path}/tries; sleep 1; echo slow; exit 1", 1.9)
+    assert (tmp_path / "tries").read_text() == "try\n"
 
 
 class Watch:

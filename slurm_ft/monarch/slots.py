@@ -170,9 +170,10 @@ class Slots:
             time.sleep(0.02)
 
     def replacement(self, slot: Slot, timeout: float = START_SECONDS) -> Slot:
-        """What stands in the place of a slot that was lost, as soon as it is up. Raises as `current` does."""
+        """What stands in the place of a slot that was lost, as soon as it is up; one that is lost again itself is not
+        given out. Raises as `current` does."""
         give_up = time.monotonic() + timeout
-        while (now := self._slots[slot.number]).incarnation <= slot.incarnation or not now.up.done():
+        while (now := self._slots[slot.number]).incarnation <= slot.incarnation or not now.up.done() or now.lost.done():
             if slot.number in self._given_up() or time.monotonic() > give_up:
                 raise LaunchError(f"slot {slot.number} was not replaced", f"see {self._paths.root / 'workers'}")
             time.sleep(0.02)

@@ -57,7 +57,7 @@ class World:
         number = next(self.numbers)
         made = Call(number, self.extent.region, "actor")
         self.calls.append(made)
-        self.board.spawn(ActorRecord(number, {"k": "spawn", "i": number, "a": number}, b"", made))
+        self.board.spawn(ActorRecord(number, {"k": "spawn", "i": number, "a": number, "what": "actor"}, b"", made))
 
     def cancel(self) -> None:
         for call in self.calls:
@@ -167,6 +167,23 @@ def test_a_call_of_an_actor_that_was_stopped_while_its_process_was_repaired_is_a
         while world.inbox[index]:
             world.answer(index)
     assert queued.over and queued.raw.result()[0].refusal is not None
+
+
+def test_who_waits_for_an_actor_that_is_stopped_before_its_process_is_up_is_answered() -> None:
+    world = World()
+    world.up(0)
+    world.spawn()
+    (made,) = world.calls
+    world.board.drop(made.number)
+    for index in range(SIZE):
+        world.up(index)
+        while world.inbox[index]:
+            world.answer(index)
+    assert made.over
+    answers = made.raw.result()
+    assert answers[0].refusal is None and world.made == [[made.number], [], [], []]
+    refusals = [answers[index].refusal for index in range(1, SIZE)]
+    assert [refusal and refusal["error"] for refusal in refusals] == ["UsageError: the actor of actor was stopped"] * 3
 
 
 def test_a_meeting_does_not_wait_for_a_process_that_was_given_up() -> None:

@@ -99,6 +99,8 @@ class Switchboard:
             self._distribute(None, up, {"k": "drop", "i": 0, "a": number}, b"", True)
             for index in set(record.made.points) - set(up):  # they will never hear of it
                 self._refuse_queued(index, number)
+                if index in record.made.waiting:
+                    record.made.answer(index, _was_stopped(record.header))
 
     def _refuse_queued(self, index: int, number: int) -> None:
         """Answer the calls of an actor that was stopped while its process was being repaired."""

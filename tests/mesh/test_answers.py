@@ -106,6 +106,17 @@ def test_whatever_a_constructor_raises_is_the_answer_of_its_endpoints(mesh: Proc
 
 
 @pytest.mark.parametrize("name", ["now", "later"])
+def test_a_broadcast_to_actors_whose_constructor_raised_is_logged_here_and_there(
+    mesh: ProcessMesh, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    actor: Any = mesh.spawn(f"unheard-{name}", Unmakeable)
+    getattr(actor, name).broadcast()
+    wait_until(lambda: caplog.text.count("its constructor raised: Odd: no actor") == 4)
+    log = mesh.logs().item(replica=0, host=0, gpu=0).read_text()
+    assert f"unheard-{name}.{name} (broadcast) raised" in log and 'raise Odd("no actor")' in log
+
+
+@pytest.mark.parametrize("name", ["now", "later"])
 def test_an_exception_that_cannot_tell_its_own_text_is_an_answer(mesh: ProcessMesh, name: str) -> None:
     actor: Any = mesh.spawn(f"raises-{name}", Raises)
     values = getattr(actor, name).call().get(SOON)

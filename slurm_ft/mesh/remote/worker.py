@@ -229,11 +229,11 @@ class Worker:
 
     def _refuse(self, header: Header, error: BaseException, unsendable: bool = False) -> None:
         if isinstance(error, _ActorBroken):
-            self._send({**error.broken.header, "i": header["i"]}, error.broken.payload)
-            return
-        refusal, payload = _refusal(header, error, "")
-        refusal |= {"unsendable": unsendable, "quiet": bool(header.get("quiet"))}
-        if header.get("quiet"):
+            refusal, payload = error.broken.header, error.broken.payload
+        else:
+            refusal, payload = _refusal(header, error, "")
+        refusal = {**refusal, "i": header["i"], "unsendable": unsendable, "quiet": bool(header.get("quiet"))}
+        if refusal["quiet"]:
             with contextlib.suppress(OSError):  # a full disk is no reason to end
                 print(f"{header['what']} (broadcast) raised\n{refusal['trace']}", file=sys.stderr, flush=True)
         self._send(refusal, payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import pickle
 import random
@@ -13,8 +14,10 @@ from slurm_ft.mesh.errors import MeshFailure, SupervisionError
 from slurm_ft.mesh.extent import Extent
 from slurm_ft.mesh.layout import assign
 from slurm_ft.mesh.remote.calls import Call, value_mesh
-from slurm_ft.mesh.remote.state import GIVEN_UP, Crew, State
+from slurm_ft.mesh.remote.repairs import Repairs
+from slurm_ft.mesh.remote.state import GIVEN_UP, Crew, Process, State
 from slurm_ft.mesh.remote.switchboard import ActorRecord, Switchboard
+from slurm_ft.mesh.supervision import Action, Loss
 from slurm_ft.paths import RunPaths
 from slurm_ft.spec import Policy
 
@@ -197,6 +200,35 @@ def test_a_meeting_does_not_wait_for_a_process_that_was_given_up() -> None:
     header = {"i": call.number, "key": f"{call.number}/x", "of": list(range(SIZE)), "v": None, "k": "meet", "local": 1}
     world.board.result(world.crew.slots[0], header, b"")
     assert [sent["k"] for sent in world.inbox[1]] == ["call", "met"] and "killed" in world.inbox[1][1]["error"]
+
+
+def test_whoever_sees_that_a_process_failed_or_is_up_finds_its_failure_or_none() -> None:
+    """Other threads read both: a state may not be ahead of what a call then meets."""
+    world = World()
+    seen: list[tuple[object, bool]] = []
+
+    class Seen(Process):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "state":
+                seen.append((value, self.index in world.crew.failed))
+            super().__setattr__(name, value)
+
+    process = world.crew.processes[1]
+    process.__class__ = Seen
+
+    async def story() -> None:
+        launcher: Any = None
+        repairs = Repairs(world.crew, world.board, "m", launcher, None, lambda failure: None)
+        world.up(1)
+        world.lose(1)
+        repairs._give_up(Loss(0, 1), Action.PROPAGATE)
+        repairs._revive([process])
+        repairs.up(world.crew.slots[0], {"local": 1, "incarnation": 0, "pid": 7})
+        await asyncio.gather(*repairs._tasks)
+
+    asyncio.run(story())
+    told = [State.UP, State.REPAIRING, State.FAILED, State.REPAIRING, State.UP]
+    assert seen == [(state, state is State.FAILED) for state in told]
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 50))

@@ -108,8 +108,8 @@ class Repairs:
             if process.state in GIVEN_UP:
                 self._crew.end.send(slot.peer, {"k": "kill", "local": header["local"]})
             return
+        self._crew.failed.pop(process.index, None)  # who sees that it is up may call it at once
         process.state, process.pid, process.failure = State.UP, header["pid"], None
-        self._crew.failed.pop(process.index, None)
         self._switchboard.up(process)
 
     def died(self, slot: Slot, header: Header) -> None:
@@ -251,6 +251,8 @@ class Repairs:
             if process.state is State.UP:
                 self._crew.end.send(self._crew.slots[process.index // self._crew.per_host].peer,
                                {"k": "kill", "local": process.index % self._crew.per_host})  # fmt: skip
+            if action is Action.PROPAGATE and process.failure is not None:
+                self._crew.failed[process.index] = process.failure  # before another thread sees the state
             process.state = state
             self._switchboard.let_go(process)
         if action is Action.SHRINK:
@@ -260,7 +262,6 @@ class Repairs:
                 if gone and other.state is State.REPAIRING:
                     self._let_host_go(other, State.OUT)
         if action is Action.PROPAGATE:
-            self._crew.failed.update({p.index: p.failure for p in concerned if p.failure is not None})
             failure = concerned[0].failure
             assert failure is not None
             self._spawn(_tell(self._fault_hook, failure))
@@ -302,8 +303,8 @@ class Repairs:
 
     def _revive(self, processes: list[Process]) -> None:
         for process in processes:
-            process.state = State.REPAIRING
             self._crew.failed.pop(process.index, None)
+            process.state = State.REPAIRING
 
     # Steps.
 

@@ -67,8 +67,8 @@ class Counter(Actor):
     @endpoint
     def hang(self, folder: str) -> None:
         mine = Path(folder, str(context().rank.index))
-        mine.write_text("began")
         try:
+            mine.write_text("began")
             time.sleep(60)
         finally:
             mine.write_text("interrupted")
@@ -76,8 +76,8 @@ class Counter(Actor):
     @endpoint
     async def hang_async(self, folder: str) -> None:
         mine = Path(folder, str(context().rank.index))
-        mine.write_text("began")
         try:
+            mine.write_text("began")
             await asyncio.sleep(60)
         finally:
             mine.write_text("interrupted")
@@ -384,7 +384,7 @@ def test_a_notebook_shows_tables(mesh: ProcessMesh) -> None:
 def test_64_processes_on_8_hosts_answer(make_mesh: MakeMesh) -> None:
     mesh = make_mesh(8, 8, replicas=4)
     assert mesh.sizes == {"replica": 4, "host": 2, "gpu": 8}
-    values = mesh.call(where).get(60)
+    values = mesh.call(where).get(180)  # 8 times three Pythons and 64 forks, maybe on two cores
     assert [index for index, _ in values.values()] == list(range(64))
     assert [index for index, _ in mesh.slice(replica=2, gpu=7).call(where).get(SOON).values()] == [39, 47]
 

@@ -24,6 +24,7 @@ from slurm_ft.native import (
 )
 from tests.native import ranks as body
 from tests.native.groups import Ranks
+from tests.waiting import wait_until
 
 MODULUS = {"b": 8, "B": 8, "i": 32, "I": 32, "q": 64, "Q": 64}
 
@@ -252,7 +253,8 @@ def test_a_stranger_that_connects_and_says_nothing_holds_up_nobody(host: Library
 def test_nothing_is_left_in_shared_memory(host: Library) -> None:
     before = set(os.listdir("/dev/shm"))
     one, two = pair(host)
-    assert set(os.listdir("/dev/shm")) == before
+    # Others that use this machine may take theirs away meanwhile.
+    assert not set(os.listdir("/dev/shm")) - before
     one.close()
     two.close()
 
@@ -269,7 +271,8 @@ def test_descriptors_and_threads_are_given_back(host: Library) -> None:
     forgotten = Communicator.create(host, unique_id(host), 0, 2)
     forgotten = Communicator.create(host, unique_id(host), 1, 2)
     del forgotten
-    assert held() == before
+    # /proc shows a thread for a moment after pthread_join has seen its end.
+    wait_until(lambda: held() == before, what=f"{before} descriptors and threads")
 
 
 def test_misuse_is_an_exception(host: Library) -> None:

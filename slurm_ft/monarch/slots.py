@@ -263,7 +263,8 @@ class Slots:
             self._do(handle.kill())  # its host may never answer: that is not waited for
         elif handle is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(handle.kill(), START_SECONDS)
+                async with asyncio.timeout(START_SECONDS):  # wait_for may swallow that the job is closed meanwhile
+                    await handle.kill()
         failures = len(self._recent(slot.number))
         if failures > BUDGET.restarts:
             self._tell(f"slot {slot.number} is given up after {failures} failures")

@@ -68,3 +68,4 @@ def test_a_replacement_that_is_lost_again_is_not_handed_out_but_the_next_one(tmp
         slots.close()
         wait_until(lambda: not slots._loop.is_running())
         slots._loop.close()
+    assert len(steps.started) == 3, "a step was started although the job is closed"

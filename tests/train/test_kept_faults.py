@@ -107,6 +107,16 @@ def train(model: Any, optimizer: Any, kept: Kept, steps: int = 1) -> None:
             optimizer.step()
 
 
+@pytest.mark.parametrize("mode", ["off", "live", "both"])
+def test_steps_are_counted_from_the_checkpoint_that_is_loaded_instead(keeper: Keeper, mode: str) -> None:
+    model, optimizer, kept = started(mode)
+    assert kept.restore(newer_than=500)[:2] == ("none", 500)
+    train(model, optimizer, kept, 2)
+    assert kept.count == 502
+    if mode != "off":
+        assert started(mode)[2].restore(newer_than=500)[:2] == ("live", 502)
+
+
 def test_live_memory_that_is_given_up_and_trained_on_is_not_taken_for_whole(keeper: Keeper) -> None:
     keeper.room = 2  # the parameters and the optimizer's state; not the snapshot
     model, optimizer, kept = started("both")

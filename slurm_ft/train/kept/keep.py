@@ -135,7 +135,7 @@ class Kept:
         self._why: list[str] = []
         self._transport: Any = None
         self.count = 0
-        """Whole steps so far."""
+        """Whole steps so far, those before a checkpoint that the script has loaded among them."""
         if modes:
             _in_use.add(place)
             self._connect(modes, pace)
@@ -183,10 +183,12 @@ class Kept:
         The process before is waited for: memory never has two writers.
         """
         if not self.active and not self._why:
-            return Restored(NONE, max(newer_than, 0))  # no rank of this run keeps anything
+            self.count = max(newer_than, 0)
+            return Restored(NONE, self.count)  # no rank of this run keeps anything
         offers = self._offers()
         chosen = agree.choose(agree.exchange(offers, self._environ, self._name), newer_than)
         restored = self._take(agree.mine(offers, chosen)) if chosen else self._nothing(offers, newer_than)
+        self.count = restored.step
         if self._snapshots is not None:
             self._snapshots.forget()
         if self._live is not None and restored.source != agree.LIVE:
@@ -215,7 +217,6 @@ class Kept:
         holder = self._live if offer.source == agree.LIVE else self._snapshots
         assert holder is not None
         self._sources.load_record(holder.take(offer)["sources"])
-        self.count = offer.step
         report_phase("healed", source=offer.source, step=offer.step)
         logger.info("slurm-ft: goes on from %s memory at step %d", offer.source, offer.step)
         return Restored(offer.source, offer.step, offer.mark == PENDING, "; ".join(self._why))

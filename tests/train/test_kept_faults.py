@@ -18,7 +18,8 @@ from slurm_ft import env  # noqa: E402
 from slurm_ft.keeper.client import Found  # noqa: E402
 from slurm_ft.keeper.held import seal  # noqa: E402
 from slurm_ft.keeper.protocol import Refused  # noqa: E402
-from slurm_ft.train.kept import keep_live, snapshot  # noqa: E402
+from slurm_ft.train.kept import agree, keep_live, snapshot  # noqa: E402
+from slurm_ft.train.kept.agree import Offer  # noqa: E402
 from slurm_ft.train.kept.keep import Kept, keep  # noqa: E402
 from slurm_ft.train.kept.layout import Entry  # noqa: E402
 from slurm_ft.train.kept.state import Sources, counts_on_host  # noqa: E402
@@ -89,13 +90,16 @@ class Manager:
         pass
 
 
-def started(mode: str, optimizer: Callable[..., Any] = torch.optim.AdamW, **named: Any) -> tuple[Any, Any, Kept]:
+def started(
+    mode: str, optimizer: Callable[..., Any] = torch.optim.AdamW, ranks: int = 1, **named: Any
+) -> tuple[Any, Any, Kept]:
     """A process that begins, as the last one left what is held."""
     keeping._in_use.clear()
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 4)
     inner = optimizer(model.parameters(), lr=0.1)
-    kept = keep(model, inner, mode=mode, every=1, environ={env.KEEPER: "there", env.REPLICA: "0"}, **named)
+    environ = {env.KEEPER: "there", env.REPLICA: "0", "WORLD_SIZE": str(ranks)}
+    kept = keep(model, inner, mode=mode, every=1, environ=environ, **named)
     return model, inner, kept
 
 
@@ -215,6 +219,29 @@ def test_a_snapshot_is_of_one_step_in_all_its_parts(keeper: Keeper, monkeypatch:
     other = Counter()
     assert started("snapshot", extra={"counter": other})[2].restore()[:2] == ("snapshot", 2)
     assert other.count == 2
+
+
+def two_ranks_of_which_the_other_has(monkeypatch: pytest.MonkeyPatch, *steps: int) -> tuple[Any, Any, Kept]:
+    """This rank as it begins, when the other rank of its replica has snapshots of these steps."""
+    others = [Offer("snapshot", step, "settled") for step in steps]
+    monkeypatch.setattr(agree, "exchange", lambda offers, *_: [list(offers), others])
+    return started("snapshot", ranks=2)
+
+
+@pytest.mark.parametrize(("other", "found"), [([2, 1], ("snapshot", 2)), ([], ("none", 0))])
+def test_a_snapshot_that_was_passed_over_is_not_put_beside_one_of_the_steps_as_they_were_done_again(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, other: list[int], found: tuple[str, int]
+) -> None:
+    model, optimizer, kept = two_ranks_of_which_the_other_has(monkeypatch)
+    kept.restore()
+    train(model, optimizer, kept, 3)
+    assert kept._snapshots is not None and kept._snapshots.snapshots is not None
+    kept._snapshots.snapshots.finish()
+    *_, again = two_ranks_of_which_the_other_has(monkeypatch, *other)
+    assert again.restore()[:2] == found
+    # The other has done step 3 again when both are killed, and this one's snapshot of it had not begun.
+    *_, third = two_ranks_of_which_the_other_has(monkeypatch, 3, *other)
+    assert third.restore()[:2] == found
 
 
 def test_what_goes_wrong_with_a_snapshot_does_not_end_a_training(

@@ -190,6 +190,8 @@ class Kept:
         restored = self._take(agree.mine(offers, chosen)) if chosen else self._nothing(offers, newer_than)
         self.count = restored.step
         if self._snapshots is not None:
+            if restored.source == NONE:
+                self._snapshots.pass_over()
             self._snapshots.forget()
         if self._live is not None and restored.source != agree.LIVE:
             try:

@@ -48,7 +48,7 @@ class KeepSnapshots(Holder):
         return [Offer(SNAPSHOT, int(s.record["step"]), str(s.record["mark"])) for s in self._found]
 
     def take(self, offer: Offer) -> dict[str, Any]:
-        """Copy this snapshot into the tensors; gives its record."""
+        """Copy this snapshot into the tensors, and forget one that is newer; gives its record."""
         chosen = next(s for s in self._found if (s.record["step"], s.record["mark"]) == (offer.step, offer.mark))
         own, kept = self.sources.tensors(), chosen.tensors()
         for entry in chosen.memory.layout.entries:
@@ -56,10 +56,18 @@ class KeepSnapshots(Holder):
                 copy(local(own[entry.name]).detach(), kept[entry.name])
             else:
                 self.sources.make(entry, kept[entry.name].clone(), to_device=True)
+        # The steps of a newer one are done again, and other ranks will have them as they were the second time. By this
+        # one store nothing finds it any more, and the next snapshot goes where it is.
+        chosen.memory.word = chosen.number
         return chosen.record
 
+    def pass_over(self) -> None:
+        """The training goes on from something else: what was found is of steps that may be done again by all ranks."""
+        if self.snapshots is not None:
+            self.snapshots.memory.word = 0
+
     def forget(self) -> None:
-        """What was found is no longer needed."""
+        """The list of what was found is no longer needed."""
         self._found = []
 
     def begin(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from slurm_ft import env
 from slurm_ft.errors import UsageError
 from slurm_ft.train import ft
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,19 @@ def _session(place: Place) -> str:
 
 
 def mark_end(place: Place, steps: int) -> None:
-    """Leave word in the run folder that a replica has trained and committed all steps."""
+    """Leave word in the run folder that a replica has trained and committed all steps. Without it, on a full disk, the
+    training is finished all the same, and a replica that comes later may train for nothing."""
     file = _end_file(place)
     if file is None or place.rank != 0:
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f"finished.{place.replica}.tmp")
     word = {"steps": steps, "replica": place.replica, "session": _session(place)}
-    fresh.write_text(json.dumps(word) + "\n", encoding="utf-8")
-    fresh.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(word) + "\n", encoding="utf-8")
+        fresh.replace(file)
+    except OSError as error:
+        logger.warning("that the run is over cannot be written to %s: %s", file, error.strerror or error)
 
 
 def is_over(place: Place, steps: int) -> bool:

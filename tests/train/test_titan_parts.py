@@ -42,6 +42,10 @@ def test_the_end_of_a_run_is_known(in_fork, tmp_path):
     in_fork(workers.run_ends, str(tmp_path))
 
 
+def test_a_training_that_is_finished_does_not_fail_because_that_cannot_be_written_down(in_fork, tmp_path):
+    in_fork(workers.end_without_a_disk, str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [

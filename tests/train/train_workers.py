@@ -520,6 +520,22 @@ def run_ends(folder: str) -> None:
     titan_place.mark_end(titan_place.Place(), 10)  # no run folder: nothing happens
 
 
+def end_without_a_disk(folder: str) -> None:
+    """The run folder's `titan` cannot be made. One warning says so, and nothing is raised."""
+    import logging
+
+    from slurm_ft.train import titan_place
+
+    place = titan_place.Place(fault_tolerant=True, run=Path(folder))
+    (Path(folder) / "titan").touch()
+    told: list[logging.LogRecord] = []
+    titan_place.logger.addFilter(lambda record: told.append(record) or False)
+    titan_place.mark_end(place, 10)
+    [warning] = told
+    assert warning.levelname == "WARNING" and "finished.json: File exists" in warning.getMessage()
+    assert not titan_place.is_over(place, 10)
+
+
 def steps_are_counted() -> None:
     """After all replicas have begun again at once, and for one that came late into the first interval of others."""
     from types import SimpleNamespace

@@ -195,6 +195,23 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         """The step at which the interval that is going on has begun, or would have."""
         return self.step - self.step % self.interval
 
+    @property
+    def _boundary_before(self) -> int:
+        """The step at which the interval has begun whose synchronisation is under way, or was just now."""
+        return (self.step - 1) // self.interval * self.interval
+
+    def _enter_interval(self) -> None:
+        """Have the synchronisation go on from this step. It is a boundary, but for a late joiner that found nobody; one
+        that is where its reduction should have begun already (a long `fragment_sync_delay`) does the interval's steps
+        again, or it would have reduced nothing at the boundary."""
+        if self._sync is None:
+            return
+        delay = int(getattr(self._sync, "_fragment_sync_delay", 0))
+        if self.step % self.interval >= self.interval - delay:
+            self.step = self._boundary
+            self._set_schedules(self.step)
+        self._sync._local_step = self.step % self.interval
+
     def _join_at_next_sync(self) -> None:
         """After one step rather than an interval whose work would be thrown away."""
         if self._sync is not None:
@@ -243,12 +260,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         for key, load in manager._load_state_dict_fns.items():
             load(state["user"][key])
         manager.load_state_dict(state["torchft"])
+        logger.info("resumed from the save of step %d", self.step)
+        self._enter_interval()
         self._set_schedules(self.step)
         self._committed_step = self.step
         self._first_step = self._boundary - manager.current_step() * self.interval
-        if self._sync is not None:
-            self._sync._local_step = self.step % self.interval
-        logger.info("resumed from the save of step %d", self.step)
         return True
 
     def _newer_save(self) -> str:
@@ -299,7 +315,8 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                 if self._left_behind():
                     logger.info("another replica has finished the run; this one stops at step %d", self.step)
                     return
-                late = False
+                if self.manager is not None and self.manager.committed:
+                    late = False  # before that nobody knows whether there is somebody to heal from
             self._keeping.settled()
             self.step -= self._keeping.pending  # the loop counts it again
             profiler.step()
@@ -307,8 +324,11 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
     def _not_committed(self) -> None:
         """Go back over what was not committed, or where nothing can be gone back over ask again."""
         if self._sync is None or fragments(self._sync):
+            if self._heals() > self._heals_before_sync:
+                self._committed_step = self._boundary_before  # what was healed is now where its donor goes back to
             logger.warning("step %d was not committed; back to step %d", self.step, self._committed_step)
             self.step = self._committed_step
+            self._enter_interval()
             return
         # Local SGD goes back to nothing. The same synchronisation is tried again, and nothing trained on top of it.
         logger.warning("step %d was not committed; it is tried again", self.step)
@@ -347,7 +367,7 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
 
     def _settle(self, late: bool) -> bool:
         """After a step: keep what was committed, go back over what was not. True after a synchronisation. `late`:
-        it is the first one of a replica that came into a running training."""
+        a replica that came into a running training has committed nothing yet."""
         manager = self.manager
         if manager is None:
             self._keep()
@@ -362,15 +382,13 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
                 # Peers that were ahead and had nothing to give have begun again too, and trained as little. Those of
                 # which no second quorum was seen may have been in their first interval, and count as if they were.
                 self._align(nobody and self._peers_were_at >= manager.current_step())
+                self._enter_interval()
             self._heals_before_sync = self._heals()
             self._committed_step = self.step
         else:
             self._not_committed()
         # A donor hands over its schedule before or after it has stepped it; the step itself is the truth.
         self._set_schedules(self.step)
-        if self._sync is not None and not self._keeping.pending:
-            # 0 at a boundary, where all are but a late joiner that found nobody.
-            self._sync._local_step = self.step % self.interval
         if manager.committed:
             self._tell_checksum()
             self._keep()
@@ -382,9 +400,14 @@ class Trainer(FaultTolerantTrainer):  # type: ignore[misc]
         fewer, was not healed, and would end later than the others. Where all have begun again at once nobody has
         trained an interval."""
         assert self.manager is not None
-        trained = self.manager.current_step() * self.interval
+        synchronised = self.manager.current_step()
+        trained = synchronised * self.interval
         alone = self.manager.num_participants() == 1
-        if self._sync is None or alone or begun_again or self._heals() > self._heals_before_sync:
+        healed = self._heals() > self._heals_before_sync
+        if healed and synchronised > 1:
+            # One that tried again may have got the state of a donor at the begin of its reduction, before the boundary.
+            self.step = self._boundary_before + self.interval
+        if self._sync is None or alone or begun_again or healed:
             self._first_step = self._boundary - trained
         else:
             self.step = self._first_step + trained

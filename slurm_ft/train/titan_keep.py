@@ -54,13 +54,12 @@ class Keeping:
         """The checkpoint of this step, or with -1 what a training without one begins with."""
         trainer = self._trainer
         trainer.checkpointer.load(step=step)
-        trainer._committed_step, trainer._first_step = trainer.step, trainer._boundary
-        if trainer._sync is not None:
-            trainer._sync._local_step = trainer.step % trainer.interval
         if trainer.step:
             report_phase("healed", source="disk", step=trainer.step)
             for fragment in fragments(trainer._sync):
                 fragment.save_parameters()
+        trainer._enter_interval()
+        trainer._committed_step, trainer._first_step = trainer.step, trainer._boundary
 
     # --- when it is whole ------------------------------------------------------------------------------------
 

@@ -38,6 +38,26 @@ def test_replicas_that_begin_again_at_once_count_the_steps_that_they_train(in_fo
     in_fork(workers.steps_are_counted)
 
 
+def test_they_synchronise_however_long_a_reduction_may_take(in_fork):
+    in_fork(workers.begun_again_with_a_delay)
+
+
+def test_a_training_goes_on_from_a_checkpoint_that_is_within_an_interval_of_now(in_fork):
+    in_fork(workers.disk_steps)
+
+
+def test_one_that_was_healed_goes_back_to_where_its_donor_does_when_that_was_not_committed(in_fork):
+    in_fork(workers.healed_and_not_committed)
+
+
+def test_one_that_was_healed_in_a_second_try_is_at_the_step_of_its_peers(in_fork):
+    in_fork(workers.healed_in_a_second_try)
+
+
+def test_a_late_replica_looks_for_a_save_until_something_was_committed(in_fork):
+    in_fork(workers.late_until_committed)
+
+
 def test_the_end_of_a_run_is_known(in_fork, tmp_path):
     in_fork(workers.run_ends, str(tmp_path))
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_ft.train.progress import channel
 
@@ -556,6 +556,164 @@ def steps_are_counted() -> None:
     late = trainer(step=1, synchronised=1, first=0)
     Trainer._align(late, begun_again=False)
     assert late.step == 6
+
+
+class Vote(NamedTuple):
+    """How a synchronisation of a `scripted` trainer goes. It takes the state of a donor, if of one, where its reduction
+    begins, or with `again` in a second try."""
+
+    committed: bool
+    donor: tuple[int, int] | None = None
+    """Its step and its Manager's."""
+    again: bool = False
+
+
+def scripted(votes: list[Vote], interval: int = 6, delay: int = 0, kind: str = "diloco") -> Any:
+    """A trainer in its loop, without a model. `trained` are its steps, `told` is where it stands after each vote: its
+    step and that of its learning rate."""
+    from types import SimpleNamespace
+
+    from slurm_ft.train.titan_ft import Trainer
+    from slurm_ft.train.titan_place import Place
+
+    class Scripted(Trainer):
+        manager: Any = None
+
+        def __init__(self) -> None:
+            self.votes, self.trained, self.told, self.rate, self.resumed = list(votes), [], [], 0, 0
+            self.reducing = False
+            self.manager = SimpleNamespace(syncs=0, committed=False, heals=0, step=0, num_participants=lambda: 2)
+            self.manager.current_step = lambda: self.manager.step
+            fragment = SimpleNamespace(save_parameters=lambda: self.trained.append("saved"))
+            sync = SimpleNamespace(
+                _sync_every=interval, _fragment_sync_delay=delay, _local_step=0, _fragments=[fragment]
+            )
+            self._sync = sync if kind == "diloco" else None
+            self._keeping = SimpleNamespace(pending=False, settled=lambda: None)
+            self.gc_handler = SimpleNamespace(run=lambda step: None)
+            self.place, self.dataloader, self.batch_generator = Place(), None, lambda _: None
+            self.step = self._committed_step = self._first_step = self._heals_before_sync = self._syncs_seen = 0
+            self._peers_were_at, self._found_nobody = 9, False
+
+        def run(self, start: str) -> None:
+            if start == "late":
+                self._join_at_next_sync()
+            self._loop(start, SimpleNamespace(step=lambda: None))
+
+        def should_continue_training(self) -> bool:
+            return bool(self.votes)
+
+        def train_step(self, _: Any) -> None:
+            self.trained.append(self.step)
+            place = 1 if self._sync is None else self._sync._local_step + 1
+            every = interval if self._sync is not None else 1
+            if place == every - delay:
+                self.reducing = True
+                self.heal(again=False)
+            if self._sync is not None:
+                self._sync._local_step = place % every
+            if place == every:
+                assert self.reducing, "nothing was reduced"
+                self.reducing = False
+                self.heal(again=True)
+                self.vote(self.votes.pop(0).committed)
+
+        def heal(self, again: bool) -> None:
+            vote = self.votes[0]
+            if vote.donor is not None and vote.again == again:
+                self.step, self.manager.step = vote.donor
+                self.rate, self.manager.heals = self.step, self.manager.heals + 1
+
+        def vote(self, committed: bool) -> None:
+            manager = self.manager
+            manager.syncs, manager.committed, manager.step = manager.syncs + 1, committed, manager.step + committed
+
+        def _settle(self, late: bool) -> bool:
+            synced = super()._settle(late)
+            if synced:
+                self.told.append((self.step, self.rate))
+            return synced
+
+        def _set_schedules(self, step: int) -> None:
+            self.rate = step
+
+        def _resume(self) -> bool:
+            self.resumed += 1
+            return False
+
+        def _left_behind(self) -> bool:
+            return False
+
+        def _tell_checksum(self) -> None: ...
+        def _keep(self) -> None: ...
+        def _save_if_asked(self) -> None: ...
+
+    return Scripted()
+
+
+def healed_and_not_committed() -> None:
+    """It goes back to where its donor does, with the same learning rate; and again when the next vote fails."""
+    for delay in range(6):
+        fails = [Vote(False, donor=(18 - delay, 2)), Vote(False), Vote(False), Vote(True), Vote(True)]
+        trainer = scripted(fails, 6, delay)
+        trainer.run("late")
+        assert trainer.told == [(12, 12)] * 3 + [(18, 18), (24, 24)], (delay, trainer.told)
+    trainer = scripted([Vote(False, donor=(8, 7)), Vote(False), Vote(True)], 1, kind="per-step")
+    trainer.run("late")
+    assert trainer.told == [(7, 7), (7, 7), (8, 8)], trainer.told
+
+
+def healed_in_a_second_try() -> None:
+    """The donor's state is that of where its reduction began, and the commit is that of the boundary after it."""
+    for delay in range(6):
+        trainer = scripted([Vote(True), Vote(True, donor=(18 - delay, 2), again=True), Vote(True)], 6, delay)
+        trainer.run("together")
+        assert trainer.told == [(6, 6), (18, 18), (24, 24)], (delay, trainer.told)
+        trainer = scripted([Vote(True), Vote(False, donor=(18 - delay, 2), again=True), Vote(True)], 6, delay)
+        trainer.run("together")
+        assert trainer.told == [(6, 6), (12, 12), (18, 18)], (delay, trainer.told)
+
+
+def late_until_committed() -> None:
+    """A vote that failed says nothing of peers: the one after it looks for a save, and those after a commit do not."""
+    trainer = scripted([Vote(False), Vote(False), Vote(True), Vote(True)])
+    trainer.run("late")
+    assert trainer.resumed == 1 and trainer.told[-2:] == [(6, 6), (12, 12)], trainer.told
+    healed = scripted([Vote(False, donor=(18, 2)), Vote(True)])
+    healed.run("late")
+    assert healed.resumed == 0
+
+
+def begun_again_with_a_delay() -> None:
+    """However long a reduction may take: all have begun again at once, and each synchronisation has a reduction."""
+    for interval in range(1, 8):
+        for delay in range(interval):
+            trainer = scripted([Vote(True)] * 3, interval, delay)
+            trainer.run("late")
+            first, *later = (step for step, _ in trainer.told)
+            boundary = first // interval * interval
+            assert first in (0, delay + 1) and later == [boundary + interval, boundary + 2 * interval], trainer.told
+            assert all(step == rate for step, rate in trainer.told), trainer.told
+            assert trainer.trained[delay + 1] == first + 1
+
+
+def disk_steps() -> None:
+    """A checkpoint of a step that is no boundary any more, since the interval or the delay was changed."""
+    from types import SimpleNamespace
+
+    from slurm_ft.train.titan_keep import Keeping
+
+    for loaded, ends in ((12, 8), (10, 10), (16, 16)):
+        trainer = scripted([Vote(True)], interval=8, delay=4)
+
+        def load(step: int, trainer: Any = trainer) -> bool:
+            trainer.step = step
+            return True
+
+        trainer.checkpointer = SimpleNamespace(load=load)
+        Keeping._load_from_disk(SimpleNamespace(_trainer=trainer), loaded)
+        assert (trainer.step, trainer._committed_step, trainer._first_step) == (ends, ends, ends // 8 * 8)
+        trainer.run("together")
 
 
 def commits() -> None:

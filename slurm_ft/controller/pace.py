@@ -1,10 +1,11 @@
 """Which replica hangs: judged by progress, against its own pace and its peers'. Pure; time is an argument.
 
 A replica moves when its training step or its commits change. It hangs when it has not moved for longer than
-FACTOR times its median step and longer than the policy's `hang_after`, while a peer has moved in the newer half
-of that time: when all stand still, one a moment longer than another, they may be waiting for each other, for data
-or for a checkpoint, and to restart those that only wait would lose what they hold. A replica that is left alone, or
-whose peers have finished the training, has only its own pace, and more time.
+FACTOR times its median step and longer than the policy's `hang_after`, while a peer has kept moving through the
+newer half of that time: when all stand still, one a moment longer than another, they may be waiting for each other, for
+data or for a checkpoint, and to restart those that only wait would lose what they hold. One of them is the first to go
+on when the wait is over, and says nothing of the others until it has moved for as long as they had to wait. A replica
+that is left alone, or whose peers have finished the training, has only its own pace, and more time.
 
 Before it moves for the first time a replica has no pace. In a run whose peers train through torchft it hangs when it
 has not even made its Manager within START_FLOOR and twice `hang_after`: what comes after that, the first quorum, it
@@ -16,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import inf
 from statistics import median
 
 FACTOR = 20.0
@@ -43,6 +43,15 @@ class Pace:
     def usual(self) -> list[float]:
         """Seconds between its moves. The first interval holds the start-up, and says nothing of a step."""
         return list(self.steps)[1:]
+
+    def moves(self, now: float, span: float) -> bool:
+        """Has it kept moving for so many seconds, with no pause as long as that? As far as its moves are remembered."""
+        at = now
+        for pause in (now - self.moved_at, *reversed(self.steps)):
+            at -= pause
+            if pause >= span or now - at >= span:
+                return pause < span
+        return len(self.steps) == REMEMBERED
 
 
 def patience(pace: Pace, peers: Iterable[Pace], hang_after: float) -> float:
@@ -74,8 +83,8 @@ def hanging(
     found = {r: seconds for r, seconds in still.items() if seconds > limits[r]}
     if alone:
         return {r: seconds for r, seconds in found.items() if seconds > ALONE * hang_after}
-    newest = min((seconds for r, seconds in still.items() if r not in found and r not in standing), default=inf)
-    return {r: seconds for r, seconds in found.items() if newest < seconds / 2}
+    peers = [paces[r] for r in still if r not in found and r not in standing]
+    return {r: seconds for r, seconds in found.items() if any(peer.moves(now, seconds / 2) for peer in peers)}
 
 
 def stuck_at_start(

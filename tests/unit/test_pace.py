@@ -42,6 +42,28 @@ def test_peers_that_stopped_a_moment_later_wait_like_it_and_are_not_restarted() 
     assert not hanging(paces, frozenset({0, 1, 2}), NOBODY, False, 40.2, hang_after=30.0)
 
 
+@pytest.mark.parametrize("behind", [STEADY, (*STEADY, 10.5)])
+def test_of_replicas_that_have_all_waited_one_resumes_first_and_the_others_do_not_hang(
+    behind: tuple[float, ...],
+) -> None:
+    """It tells at once that it has committed, and that its next step has begun."""
+    paces = {0: pace(*STEADY), 1: pace(*STEADY), 2: pace(*behind, 70.0, 70.001, 70.5)}
+    assert not hanging(paces, frozenset({0, 1, 2}), NOBODY, False, 70.5, hang_after=30.0)
+
+
+def test_peers_that_wait_for_one_that_is_repaired_do_not_hang_when_it_moves_before_them() -> None:
+    paces = {0: pace(*STEADY), 1: pace(69.5, 70.0)}
+    assert not hanging(paces, frozenset({0, 1}), NOBODY, False, 70.0, hang_after=30.0)
+
+
+def test_one_that_does_not_resume_with_the_others_hangs() -> None:
+    paces = {0: pace(*STEADY), 1: pace(*STEADY, *range(70, 126, 5))}
+    assert not hanging(paces, frozenset({0, 1}), NOBODY, False, 125.0, hang_after=30.0)
+    for t in range(130, 200, 5):
+        paces[1].moved(t)
+    assert hanging(paces, frozenset({0, 1}), NOBODY, False, 199.0, hang_after=30.0) == {0: 189.0}
+
+
 def test_a_replica_whose_only_peer_is_being_repaired_may_wait_for_it() -> None:
     paces = {0: pace(*STEADY), 1: pace(*STEADY)}
     assert not hanging(paces, frozenset({0}), NOBODY, False, 500.0, hang_after=30.0)

@@ -26,11 +26,13 @@ import os
 import re
 import socket
 import threading
+import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,12 +207,16 @@ class Manager(torchft.Manager):  # type: ignore[misc]
             raise RuntimeError(f"this rank is at step {here}, its replica was healed to {there}")
 
     def _absent(self) -> list[str]:
-        """Who must be in this quorum, lives and is not in it; when nobody can say who lives, all who are not in it."""
-        missing = self.not_without - self.members - survivors.gone
+        """Who must be in this quorum, lives and is not in it. When nobody can say who lives, it is all of whom we were
+        not told that they are gone."""
+        missing = sorted(self.not_without - self.members)
+        asked = time.monotonic()
         view = view_lighthouse(lighthouse_url()) if missing else LighthouseView()
         if view is None:
-            return sorted(missing)
-        return sorted(name for name in missing if view.heartbeats.get(name, FRESH_SECONDS) < FRESH_SECONDS)
+            return [name for name in missing if name not in survivors.gone]
+        # One that came back has its old name. A heartbeat since we were told tells it from one that has just died.
+        ages = {name: view.heartbeats.get(name, inf) for name in missing}
+        return [name for name in missing if ages[name] < min(FRESH_SECONDS, asked - survivors.gone.get(name, -inf))]
 
     def _apply_pending_state_dict(self) -> None:
         arrived = self._pending_state_dict is not None

@@ -118,7 +118,8 @@ class Watched:
         """A quorum has come. Waits while an order for the last one is carried out."""
         with self._lock:
             self.members, self.left = frozenset(members), False
-            gone.difference_update(self.members)
+            for member in self.members:
+                gone.pop(member, None)
 
     def configure(self, configure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Configure the group, and keep what connections that makes."""
@@ -189,13 +190,13 @@ _configuring = threading.local()
 
 _managers: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 
-gone: set[str] = set()
-"""Members that we were told are gone, until a quorum has them again."""
+gone: dict[str, float] = {}
+"""Members that we were told are gone, and when by time.monotonic(), until a quorum has them again."""
 
 
 def leave(member: str) -> int:
     """Free all Managers of this process from this member; gives how many were in a quorum with it."""
-    gone.add(member)
+    gone[member] = time.monotonic()
     return sum(watched.leave(member) for watched in list(_managers.values()))
 
 

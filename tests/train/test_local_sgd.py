@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,15 +186,27 @@ def bare(step: int, max_step: int, members: Sequence[str], **more: Any) -> ft.Ma
 
 @pytest.mark.parametrize(
     ("heartbeats", "told_gone", "absent"),
-    [({"b": 0.1, "d": 5.0}, (), ["b"]), ({"b": 0.1}, ("b",), []), ({"b": 2.0}, (), []), (None, ("d",), ["b"])],
-    ids=["it lives", "the controller says that it is gone", "no sign of life", "nobody can say who lives"],
+    [
+        ({"b": 0.1, "d": 5.0}, {}, ["b"]),
+        ({"b": 0.1}, {"b": 0.05}, []),
+        ({"b": 0.1}, {"b": 0.6}, ["b"]),
+        ({"b": 2.0}, {}, []),
+        (None, {"d": 9.0}, ["b"]),
+    ],
+    ids=["it lives", "the controller said so since", "it came back", "no sign of life", "nobody can say who lives"],
 )
 def test_only_peers_that_live_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch, heartbeats: dict[str, float] | None, told_gone: Sequence[str], absent: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    heartbeats: dict[str, float] | None,
+    told_gone: dict[str, float],
+    absent: list[str],
 ) -> None:
+    """`heartbeats` and `told_gone` are seconds ago. A peer that came back has the name under which it had died."""
     view = None if heartbeats is None else ft.LighthouseView(heartbeats=heartbeats)
     monkeypatch.setattr(ft, "view_lighthouse", lambda url: view)
-    monkeypatch.setattr(ft.survivors, "gone", set(told_gone))
+    now = time.monotonic()
+    monkeypatch.setattr(ft, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ft.survivors, "gone", {name: now - ago for name, ago in told_gone.items()})
     assert bare(1, 1, ["a"], not_without=frozenset({"a", "b", "d"}))._absent() == absent
 
 

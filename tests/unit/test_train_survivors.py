@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,3 +296,13 @@ def test_the_last_error_of_torchs_client_is_raised_at_the_time_out(peer) -> None
     address = "{}:{}/a/prefix".format(*peer.server.getsockname())
     with pytest.raises(RuntimeError, match="timed out"):
         stores.create_store_client(address, timeout=timedelta(0))
+
+
+def test_that_a_member_is_gone_is_known_until_a_quorum_has_it_again() -> None:
+    before = time.monotonic()
+    survivors.leave("replica_9:told")
+    assert before <= survivors.gone["replica_9:told"] <= time.monotonic()
+    survivors.Watched(None).quorum(["replica_8:other"])
+    assert "replica_9:told" in survivors.gone
+    survivors.Watched(None).quorum(["replica_9:told"])
+    assert "replica_9:told" not in survivors.gone

@@ -53,11 +53,11 @@ class Keeping:
     def _load_from_disk(self, step: int) -> None:
         """The checkpoint of this step, or with -1 what a training without one begins with."""
         trainer = self._trainer
-        trainer.checkpointer.load(step=step)
-        if trainer.step:
-            report_phase("healed", source="disk", step=trainer.step)
+        if trainer.checkpointer.load(step=step):  # of step 0 too: weights to begin with
             for fragment in fragments(trainer._sync):
                 fragment.save_parameters()
+        if trainer.step:
+            report_phase("healed", source="disk", step=trainer.step)
         trainer._enter_interval()
         trainer._committed_step, trainer._first_step = trainer.step, trainer._boundary
 

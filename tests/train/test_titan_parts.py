@@ -46,6 +46,10 @@ def test_a_training_goes_on_from_a_checkpoint_that_is_within_an_interval_of_now(
     in_fork(workers.disk_steps)
 
 
+def test_diloco_begins_with_the_weights_that_were_loaded_to_begin_with(in_fork):
+    in_fork(workers.disk_weights)
+
+
 def test_one_that_was_healed_goes_back_to_where_its_donor_does_when_that_was_not_committed(in_fork):
     in_fork(workers.healed_and_not_committed)
 

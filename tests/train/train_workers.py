@@ -697,6 +697,19 @@ def begun_again_with_a_delay() -> None:
             assert trainer.trained[delay + 1] == first + 1
 
 
+def disk_weights() -> None:
+    """DiLoCo goes back to what was loaded to begin with at its first synchronisation, and not to the random start."""
+    from types import SimpleNamespace
+
+    from slurm_ft.train.titan_keep import Keeping
+
+    for loaded in (True, False):
+        trainer = scripted([])
+        trainer.checkpointer = SimpleNamespace(load=lambda step, loaded=loaded: loaded)
+        Keeping._load_from_disk(SimpleNamespace(_trainer=trainer), -1)
+        assert trainer.trained == (["saved"] if loaded else [])
+
+
 def disk_steps() -> None:
     """A checkpoint of a step that is no boundary any more, since the interval or the delay was changed."""
     from types import SimpleNamespace

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slurm_ft import env
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from slurm_ft.launch.session import Session
 
 REQUEUE_TRIES, REQUEUE_PAUSE = 5, 4.0
-"""How often a Slurm that does not answer is asked to put a job back, and the seconds between two tries."""
+"""How often a Slurm that does not answer is asked to put a job back, or to cancel links, and the pause in seconds."""
 FINISHED = frozenset({EXIT_DONE, EXIT_PERMANENT})
 """A run that has ended with one of these does not begin again in a later link or a requeued job."""
 REPORTS = frozenset({Kind.MEMBER, Kind.QUORUM, Kind.PROGRESS})
@@ -61,6 +62,11 @@ class Ending:
     code: int
     why: str = ""
     idle: int = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Did it end because somebody had asked for a stop?"""
+        return self.code > 128 and self.why == STOP_WORDS
 
 
 def ending(events: Iterable[Event], code: int) -> Ending:
@@ -103,10 +109,18 @@ def plan(end: Ending, links: tuple[str, ...], job: JobView | None, may_requeue: 
         if job is not None and not job.requeue:
             return Plan("not put back into the queue: Slurm says that this job may not be (--requeue allows it)")
         return Plan(goes_on(job_id, job_id), requeue=True, next=job_id)
-    stopped = cancelled or (end.code > 128 and end.why == STOP_WORDS)
-    if links and (end.code in FINISHED or end.code == EXIT_USAGE or stopped):
-        return Plan(f"the rest of the chain is cancelled: {', '.join(links)}", cancel=links)
+    if links and (end.code in FINISHED or end.code == EXIT_USAGE or cancelled or end.stopped):
+        return Plan(cancelled_links(links, links), cancel=links)
     return Plan()
+
+
+def cancelled_links(links: Collection[str], gone: Collection[str]) -> str:
+    """What became of the rest of a chain, in words; `gone` are those that Slurm has cancelled."""
+    left = [link for link in links if link not in gone]
+    words = [f"the rest of the chain is cancelled: {', '.join(link for link in links if link in gone)}"] if gone else []
+    if left:
+        words.append(f"could not be cancelled: {', '.join(left)} (`scancel {' '.join(left)}` does it)")
+    return "; ".join(words)
 
 
 def goes_on(following: str, job_id: str = "") -> str:
@@ -152,12 +166,13 @@ def come_back(
     job = client.with_base(answer) if isinstance(answer, JobView) else None
     chosen = plan(end, left, job, may_requeue, job_id)
     if chosen.cancel:
-        _cancel(paths, client, chosen.cancel)
+        gone = _cancel(paths, client, chosen.cancel)
+        return replace(chosen, words=cancelled_links(chosen.cancel, gone), cancel=gone)
     if chosen.next:
         with contextlib.suppress(OSError):
             write_json(paths.again, {"after": job_id, "job_id": chosen.next, "how": chosen.words})
     if chosen.requeue:
-        done = _requeued(client, name)
+        done = _answer(partial(client.requeue, name), iter(range(REQUEUE_TRIES - 1)))
         if not isinstance(done, Done):
             with contextlib.suppress(OSError):
                 paths.again.unlink()
@@ -166,14 +181,17 @@ def come_back(
     return chosen
 
 
-def _cancel(paths: RunPaths, client: SlurmClient, jobs: tuple[str, ...]) -> None:
-    """Cancel these links, the last first, so that none of them may begin meanwhile; the chain is shorter by them."""
+def _cancel(paths: RunPaths, client: SlurmClient, jobs: tuple[str, ...]) -> tuple[str, ...]:
+    """Cancel these links, the last first, so that none of them may begin meanwhile; the chain is shorter by them.
+    Gives those that are gone. The links share the tries: a Slurm that is away would take minutes for each."""
     gone = set[str]()
+    more_tries = iter(range(REQUEUE_TRIES - 1))
     for link in reversed(jobs):
         with contextlib.suppress(UsageError):
-            if not isinstance(client.cancel(link), Unreachable):
+            if not isinstance(_answer(partial(client.cancel, link), more_tries), Unreachable):
                 gone.add(link)
     forget(paths, gone)
+    return tuple(link for link in jobs if link in gone)
 
 
 def forget(paths: RunPaths, jobs: Collection[str]) -> None:
@@ -197,14 +215,15 @@ def waits_in(paths: RunPaths, job_id: str, code: int) -> str:
     return next(iter(links_after(paths, job_id)), "")
 
 
-def _requeued(client: SlurmClient, name: str) -> Done | Unknown | Unreachable:
-    """Slurm's answer. One that does not answer is asked again: the job's time is not quite over yet."""
-    for _ in range(REQUEUE_TRIES - 1):
-        answer = client.requeue(name)
-        if not isinstance(answer, Unreachable):
-            return answer
+def _answer(
+    order: Callable[[], Done | Unknown | Unreachable], more_tries: Iterator[int]
+) -> Done | Unknown | Unreachable:
+    """Slurm's answer to an order. One that does not answer is asked again: the job's time is not quite over yet."""
+    answer = order()
+    while isinstance(answer, Unreachable) and next(more_tries, None) is not None:
         time.sleep(REQUEUE_PAUSE)
-    return client.requeue(name)
+        answer = order()
+    return answer
 
 
 def is_over(paths: RunPaths, surroundings: Mapping[str, str]) -> str:
@@ -217,6 +236,11 @@ def is_over(paths: RunPaths, surroundings: Mapping[str, str]) -> str:
     for event in read(paths.events):
         if event.kind in (Kind.RUN_STARTED, Kind.RUN_ENDED):
             last = event
-    if last is None or last.kind is not Kind.RUN_ENDED or last.data.get("code") not in FINISHED:
+    if last is None or last.kind is not Kind.RUN_ENDED:
         return ""
-    return f"the run has ended already, with exit code {last.data['code']}: nothing is left to do"
+    code = last.data.get("code")
+    if code in FINISHED:
+        return f"the run has ended already, with exit code {code}: nothing is left to do"
+    if later and isinstance(code, int) and ending(read(paths.events), code).stopped:  # Slurm did not cancel this link
+        return f"the run was stopped by somebody, with exit code {code}: the rest of its chain has nothing to do"
+    return ""

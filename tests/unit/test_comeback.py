@@ -235,6 +235,54 @@ def test_links_are_cancelled_from_the_last_and_leave_the_chain(paths: RunPaths) 
     assert comeback.links(paths) == ("12",)
 
 
+class Busy(Client):
+    """A Slurm that leaves the first orders without an answer."""
+
+    def __init__(self, silent: int) -> None:
+        super().__init__(Done())
+        self.silent = silent
+
+    def cancel(self, job_id: str) -> Any:
+        super().cancel(job_id)
+        self.silent -= 1
+        return Unreachable("timed out") if self.silent >= 0 else Done()
+
+
+@pytest.mark.parametrize(
+    ("silent", "gone", "left"), [(1, ("13", "14"), ()), (5, ("13",), ("14",)), (9, (), ("13", "14"))]
+)
+def test_links_that_slurm_gave_no_answer_about_are_cancelled_again_and_then_named(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, silent: int, gone: tuple[str, ...], left: tuple[str, ...]
+) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr(comeback.time, "sleep", pauses.append)
+    write_json(paths.chain, {"links": ["12", "13", "14"]})
+    logged(paths, event(Kind.RUN_STARTED))
+    done = comeback.come_back(paths, SESSION, 0, True, Busy(silent))  # type: ignore[arg-type]
+    assert done.cancel == gone
+    assert ("is cancelled: " + ", ".join(gone) in done.words) is bool(gone)
+    assert ("could not be cancelled: " + ", ".join(left) in done.words) is bool(left)
+    assert comeback.links(paths) == ("12", *left)
+    assert len(pauses) <= comeback.REQUEUE_TRIES - 1  # for all links together
+
+
+@pytest.mark.parametrize(
+    ("why", "surroundings", "over"),
+    [
+        (STOP_WORDS, {"SLURM_FT_CHAIN": "2"}, True),
+        ("it got SIGTERM", {"SLURM_FT_CHAIN": "2"}, False),  # a preemption
+        (STOP_WORDS, {"SLURM_FT_CHAIN": "1"}, False),
+        (STOP_WORDS, {"SLURM_RESTART_COUNT": "1"}, False),  # somebody put it back
+    ],
+)
+def test_a_link_that_could_not_be_cancelled_does_not_undo_a_stop(
+    paths: RunPaths, why: str, surroundings: dict[str, str], over: bool
+) -> None:
+    stop = event(Kind.STOP_REQUESTED, why=why)
+    logged(paths, event(Kind.RUN_STARTED), stop, event(Kind.RUN_ENDED, code=143))
+    assert bool(comeback.is_over(paths, surroundings)) is over
+
+
 def test_the_links_after_a_job_are_those_behind_it(paths: RunPaths) -> None:
     write_json(paths.chain, {"links": ["12", "13", "14"]})
     assert comeback.links_after(paths, "13") == ("14",)

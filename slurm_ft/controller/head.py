@@ -3,7 +3,7 @@
   1. hold the run's lease: one head at a time looks after a run;
   2. make the keys of the control channel;
   3. start the Lighthouse, where torchft is installed, and wait for its address;
-  4. start the controller; start it again in the same session if it crashes;
+  4. start the controller; start it again in the same session if it ends before the run does;
   5. hand signals on to the controller, and leave with its exit code, which is the run's;
   6. whatever happens, leave no process of the run on this machine.
 
@@ -65,6 +65,11 @@ LEAVES_WITHIN = 5.0
 """Seconds that a deposed head gives its controller to find out by itself."""
 MOST_CRASHES = 5
 CRASH_WINDOW = 300.0
+LONGEST_PAUSE = 4.0
+"""Seconds before a controller that crashes again and again is started once more, at most: in a longer pause another
+host would take the run over, which after `head_timeout` it does in any case."""
+COMES_WITHIN = 30.0
+"""Seconds that a controller has to start and to renew the lease itself; until then the head does."""
 ASK_AGAIN = 30.0
 """Seconds until Slurm is asked once more how much time the job has."""
 WarnIn = Callable[[], float | None]
@@ -116,6 +121,8 @@ class Child:
         self._argv, self._log = argv, log
         self._crashes: list[float] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._handed_on: tuple[int, ...] = ()
+        self.started = 0.0
         self.watched: Watched | None = None
 
     def start(self) -> None:
@@ -126,8 +133,10 @@ class Child:
                 stdout=log,
                 stderr=log,
                 process_group=0,
+                pass_fds=self._handed_on,
                 preexec_fn=die_with_parent(os.getpid(), signal.SIGTERM),
             )
+        self.started = time.monotonic()
         self.watched = Watched(self._process.pid, self._process)
 
     async def wait(self) -> int:
@@ -149,6 +158,37 @@ class Child:
         self._crashes = [*(t for t in self._crashes if now - t < CRASH_WINDOW), now]
         return len(self._crashes) <= MOST_CRASHES
 
+    @property
+    def pause(self) -> float:
+        """Seconds before it is started again: none after the first crash, since ranks wait for it, then more."""
+        return min(LONGEST_PAUSE, 2.0 ** (len(self._crashes) - 2)) if len(self._crashes) > 1 else 0.0
+
+
+class ControllerChild(Child):
+    """The controller. It tells the end of the run through a pipe, which needs no file system. Its exit code alone does
+    not tell it: Python ends with 1 or 2 when it cannot read a module, as runs do."""
+
+    def __init__(self, paths: RunPaths, place: Place, epoch: int) -> None:
+        super().__init__(lambda: _controller_argv(paths, place, epoch, *self._handed_on), paths.controller_log)
+        self._last_word = -1
+
+    def start(self) -> None:
+        if self._last_word >= 0:
+            os.close(self._last_word)
+        self._last_word, end = os.pipe()
+        os.set_blocking(self._last_word, False)
+        self._handed_on = (end,)
+        try:
+            super().start()
+        finally:
+            os.close(end)
+
+    def run_ended(self) -> int | None:
+        """The exit code of the run, if the controller has said that it is over."""
+        with contextlib.suppress(BlockingIOError, ValueError):
+            return int(os.read(self._last_word, 16))
+        return None
+
 
 class Head:
     """Keeps the children of one run alive. `warn_in` asks for the seconds until the warning before the time
@@ -156,7 +196,9 @@ class Head:
 
     def __init__(self, paths: RunPaths, spec: RunSpec, place: Place, lease: Lease, warn_in: WarnIn) -> None:
         self._paths, self._lease, self._warn_in = paths, lease, warn_in
-        self._controller = Child(partial(_controller_argv, paths, place, lease.epoch), paths.controller_log)
+        self._controller = ControllerChild(paths, place, lease.epoch)
+        self._handed_over = False
+        """Is the lease renewed by our controller, as long as there is one?"""
         self._lighthouse = Child(lambda: _lighthouse_argv(paths, spec, place, self._last_port), paths.head_log)
         self._with_lighthouse = lighthouse.extension_path() is not None
         self._lighthouse_address = ""
@@ -220,8 +262,8 @@ class Head:
         self._lighthouse.start()
 
     async def _keep_office(self) -> None:
-        """Renew the lease until there is a controller, which does so from then on; end the controller when we
-        are deposed and it does not find out; put our addresses right if a deposed head has written its own."""
+        """Renew the lease until the controller does so itself; end the controller when we are deposed and it does not
+        find out; put our addresses right if a deposed head has written its own."""
         deposed = False
         while not deposed:
             with contextlib.suppress(OSError):
@@ -234,12 +276,22 @@ class Head:
         """Look once; are we deposed?"""
         if self._lease.deposed_by():
             return True
-        if self._controller.watched is None:
+        self._handed_over = self._handed_over or self._controller_renews()
+        if not self._handed_over and not self._controller_is_late():
             self._lease.renew()
         address = self._lighthouse_address
         if address and _read(self._paths.lighthouse) not in ("", address):
             write_atomic(self._paths.lighthouse, address, 0o600)
         return False
+
+    def _controller_renews(self) -> bool:
+        """Has our controller renewed the lease? Raises OSError."""
+        return leases.read(self._lease.folder, self._lease.epoch).beat > self._lease.claim.beat
+
+    def _controller_is_late(self) -> bool:
+        """Did our controller have its time to come? Then another host may do better."""
+        child = self._controller
+        return child.watched is not None and time.monotonic() - child.started > COMES_WITHIN
 
     async def _address(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -261,33 +313,67 @@ class Head:
             await self._lighthouse.wait()
             served = self._lighthouse_address != ""
             if not served and not self._lighthouse.may_start_again():
-                print("slurm-ft: the Lighthouse dies again and again", file=sys.stderr)
+                _say("the Lighthouse dies again and again")
                 await asyncio.sleep(LIGHTHOUSE_PAUSE)
             try:
                 self._start_lighthouse()
             except Deposed:
                 return
             except OSError as error:  # the run folder is away
-                print(f"slurm-ft: the Lighthouse cannot be started yet: {error}", file=sys.stderr)
+                _say(f"the Lighthouse cannot be started yet: {error}")
                 await asyncio.sleep(RENEW)
                 continue
             await self._learn_address()
 
     async def _keep_controller(self) -> int:
+        """Start it, again and again until the run has ended. One that cannot even begin a run ends it, since ranks do
+        not train yet; one that we cannot start in the place of another, or that leaves before the end, has crashed."""
+        begun = self._lease.claim.silence > 0  # by a head whose host was lost
         while True:
-            self._start(self._controller)
+            await self._start_controller(begun)
             if self._asked:  # before there was a controller, or of one that has died since
                 self._controller.signal(self._asked)
             code = await self._controller.wait()
+            ended = self._controller.run_ended()
+            if ended is not None:
+                return ended
             if code == EXIT_DEPOSED:
                 raise Deposed
-            if code >= 0 and code != EXIT_CRASHED:
+            begun = begun or code < 0 or code == EXIT_CRASHED or await asyncio.to_thread(self._was_in_office)
+            if not begun:
                 return code
+            self._handed_over = True  # a host on which none comes into office loses the run to another
             if not self._controller.may_start_again():
                 raise RunFailed("the controller crashed again and again", f"see {self._paths.controller_log}")
+            await asyncio.sleep(self._controller.pause)
+
+    async def _start_controller(self, again: bool) -> None:
+        """Start it. In the place of another it must come, however long the run folder is away."""
+        while True:
+            try:
+                self._start(self._controller)
+                return
+            except OSError as error:
+                if not again or self._asked not in (0, signal.SIGUSR2):
+                    raise LaunchError(f"the controller could not be started: {error}", "see `slurm-ft check`") from None
+                _say(f"the controller cannot be started yet: {error}")
+            await asyncio.sleep(RENEW)
+
+    def _was_in_office(self) -> bool:
+        """Did our controller, which has ended, look after the run? Where that cannot be told, it may have."""
+        try:
+            return self._handed_over or self._controller_renews()
+        except OSError:
+            return True
 
 
-def _controller_argv(paths: RunPaths, place: Place, epoch: int) -> list[str]:
+def _say(words: str) -> None:
+    """Say it, if that is possible: our words may go into the run folder, which may be away."""
+    with contextlib.suppress(OSError):
+        print(f"slurm-ft: {words}", file=sys.stderr, flush=True)
+
+
+def _controller_argv(paths: RunPaths, place: Place, epoch: int, last_word: int) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -296,6 +382,7 @@ def _controller_argv(paths: RunPaths, place: Place, epoch: int) -> list[str]:
         f"--epoch={epoch}",
         f"--host={place.host}",
         f"--address={place.address}",
+        f"--last-word={last_word}",
     ]
 
 

@@ -8,12 +8,12 @@ import atexit
 import dataclasses
 import logging
 import logging.handlers
+import os
 import queue
 import signal
 import sys
 import threading
 
-from slurm_ft import lease
 from slurm_ft.channel import Server
 from slurm_ft.controller.controller import EXIT_CRASHED, Controller
 from slurm_ft.controller.tenure import Tenure
@@ -51,12 +51,15 @@ async def _main(options: argparse.Namespace) -> int:
     paths = RunPaths(options.run_dir)
     spec = RunSpec.from_json(read_json(paths.spec))
     session = Session.read(paths)
-    tenure = Tenure(Lease(paths.lease, lease.read(paths.lease, options.epoch)))
+    tenure = Tenure(Lease.share(paths.lease, options.epoch))
     allocation = dataclasses.replace(session.allocation, options=tuple(spec.host.srun_args))
     launcher = LocalLauncher() if spec.cluster == "local" else SrunLauncher(allocation)
     server = Server(paths, options.address, tenure.epoch)
     controller = Controller(paths, spec, launcher, server, session.id, tenure)
-    return await controller.run(list(session.hosts), session.job_id, options.host)
+    code = await controller.run(list(session.hosts), session.job_id, options.host)
+    if not tenure.over:
+        os.write(options.last_word, str(code).encode())
+    return code
 
 
 def main() -> None:
@@ -64,6 +67,7 @@ def main() -> None:
     for name in ("run-dir", "host", "address"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--epoch", type=int, required=True, help="the term of office that this controller serves")
+    parser.add_argument("--last-word", type=int, required=True, help="the descriptor that takes the run's exit code")
     _log_in_a_thread()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would hide how children end
     try:

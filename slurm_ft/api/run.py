@@ -126,7 +126,8 @@ class Run:
     def cancel(self) -> str:
         """End it now: scancel, or TERM to the head of a local run. Gives what was done. Raises RunFailed when there
         is nobody to end, TryAgain when Slurm does not answer."""
-        snapshot, code = self.status(), self.exit_code
+        snapshot = requests.settled(self.paths, requests.Patience(requests.SETTLES_FOR_CANCEL))
+        code = None if runs.is_held(self.paths, time.time()) else self.exit_code
         if self._since and self._job_id:  # what is there may still be of an earlier session
             snapshot = replace(snapshot, job_id=self._job_id)
         if code is not None and not requests.waits_in(self.paths, snapshot):

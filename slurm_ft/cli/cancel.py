@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import click
 
 from slurm_ft.cli import common
@@ -19,7 +17,7 @@ def command(run: str | None, runs_folder: str, dry_run: bool) -> None:
     To let the ranks save first, use `slurm-ft stop`.
     """
     paths = runs.find(run, runs_folder)
-    snapshot = runs.read(paths, time.time()).snapshot
+    snapshot = requests.settled(paths, requests.Patience(requests.SETTLES_FOR_CANCEL))
     if snapshot.ended is not None and not requests.waits_in(paths, snapshot):
         common.say(f"run {paths.root.name} has ended already, with exit code {snapshot.ended}")
         return

@@ -26,8 +26,7 @@ def command(run: str | None, runs_folder: str, no_wait: bool, dry_run: bool) -> 
     if dry_run:
         click.echo(f"touch {paths.stop}")
         return
-    now = time.time()
-    snapshot = runs.read(paths, now).snapshot
+    snapshot = requests.settled(paths, requests.Patience(requests.SETTLES_WITHIN))
     waits_in = requests.waits_in(paths, snapshot)
     if waits_in:
         requests.stop(paths)
@@ -39,7 +38,7 @@ def command(run: str | None, runs_folder: str, no_wait: bool, dry_run: bool) -> 
     if snapshot.ended is not None:
         common.say(f"run {paths.root.name} has ended already, with exit code {snapshot.ended}")
         return
-    if snapshot.started is not None and runs.is_alive(paths, snapshot, now) is False:
+    if snapshot.started is not None and runs.is_alive(paths, snapshot, time.time()) is False:
         raise RunFailed(f"nobody looks after run {paths.root.name} any more", "there is nothing to stop")
     requests.stop(paths)
     common.say(f"run {paths.root.name} is asked to stop")

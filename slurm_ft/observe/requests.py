@@ -17,7 +17,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ from slurm_ft.paths import RunPaths, read_json, write_json
 POLL_SECONDS = 0.1
 ANSWER_SECONDS = 20.0
 """The controller looks at the control folder several times a second, and an agent answers at once."""
+SETTLES_WITHIN = 45.0
+"""Seconds in which the head of a session that has ended leaves or the next one tells its state; a lost head's lease is
+nobody's after 40 s."""
+SETTLES_FOR_CANCEL = 5.0
+"""The same for who does not want to wait: to cancel a session that is about to leave does no harm."""
 
 Wait = Callable[[float], None]
 Now = Callable[[], float]
@@ -211,6 +216,25 @@ def forget_stop(paths: RunPaths) -> None:
         paths.stop.unlink()
 
 
+# --- has it ended? ---------------------------------------------------------------------------------------------
+
+
+def settled(paths: RunPaths, patience: Patience) -> Snapshot:
+    """The run's state once it is clear whether it has ended: a session's end is the run's only when nobody looks after
+    it any more. Until then its head puts the job back into the queue, or a new one begins the next session.
+
+    When that takes longer than the patience, the run goes on, in the job of who looks after it.
+    """
+    while True:
+        snapshot = runs.read(paths, time.time()).snapshot
+        if snapshot.ended is None or not runs.is_held(paths, time.time()):
+            return snapshot
+        if patience.last():
+            holder = runs.holder(paths)
+            job = holder.job_id if holder is not None else ""
+            return replace(snapshot, ended=None, job_id=job or snapshot.job_id)
+
+
 # --- cancel ----------------------------------------------------------------------------------------------------
 
 
@@ -255,10 +279,20 @@ def in_queue(paths: RunPaths, snapshot: Snapshot) -> str:
 
 
 def waits_in(paths: RunPaths, snapshot: Snapshot) -> str:
-    """The job in the queue in which a run goes on whose last session has ended; '' where it is over or goes on now."""
+    """The job in the queue in which a run goes on whose last session has ended; '' where it is over or goes on now.
+    Slurm is asked where the run folder knows of none: it puts jobs back by itself, as after a preemption."""
     if snapshot.ended is None or snapshot.cluster == "local":
         return ""
-    return comeback.waits_in(paths, snapshot.job_id, snapshot.ended)
+    waits = comeback.waits_in(paths, snapshot.job_id, snapshot.ended)
+    return waits or ("" if snapshot.ended in comeback.FINISHED else _put_back(job_of(paths, snapshot)))
+
+
+def _put_back(job: str) -> str:
+    """This job, if Slurm says that it waits in the queue."""
+    from slurm_ft.slurm.client import JobView, SlurmClient, cluster_of
+
+    answer = SlurmClient(cluster=cluster_of(os.environ)).job(job) if job else None
+    return job if isinstance(answer, JobView) and answer.state.state.pending else ""
 
 
 def plan_cancel(paths: RunPaths, snapshot: Snapshot) -> Cancellation:

@@ -11,9 +11,10 @@ from click.testing import CliRunner, Result
 from observe_histories import T0, failed_run, healed_run, write_run
 
 import slurm_ft
+from slurm_ft import lease
 from slurm_ft.cli import COMMANDS, cli
 from slurm_ft.events import Event
-from slurm_ft.observe import status
+from slurm_ft.observe import requests, status
 from slurm_ft.paths import RunPaths, write_json
 
 OWN = [name for name in COMMANDS if name not in ("submit", "run")]
@@ -200,6 +201,22 @@ def test_stop_and_cancel_of_an_ended_run_change_nothing(folder: Path) -> None:
         assert result.exit_code == 0
         assert "has ended already, with exit code 0" in result.stderr
     assert not RunPaths(folder / "titan-4711").stop.exists()
+
+
+@pytest.mark.parametrize("name", ["stop", "cancel"])
+def test_stop_and_cancel_do_not_take_the_end_of_a_session_for_that_of_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its head is still there: it puts the job back, or a new one begins."""
+    monkeypatch.setattr(requests, "SETTLES_WITHIN", 0.0)
+    monkeypatch.setattr(requests, "SETTLES_FOR_CANCEL", 0.0)
+    paths = running(folder)
+    ended = {"t": time.time(), "started": T0, "job_id": "815", "cluster": "slurm", "ended": 75, "replicas": []}
+    write_json(paths.state, ended)
+    lease.take(paths.lease, lease.Claim(1, "here", "another machine", 1, "815"))
+    result = call(folder, name, "live-1", "--no-wait" if name == "stop" else "--dry-run")
+    assert "has ended" not in result.output
+    assert paths.stop.exists() if name == "stop" else result.stdout == "scancel 815\n"
 
 
 def test_stop_of_a_run_that_everybody_left_says_so(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from slurm_ft.errors import RunFailed, RunFolderError, TryAgain, UsageError
 from slurm_ft.events import Event, Kind
 from slurm_ft.launch.session import Session
 from slurm_ft.observe import requests
-from slurm_ft.observe.requests import Cancellation, Patience, Watch
+from slurm_ft.observe.requests import POLL_SECONDS, Cancellation, Patience, Watch
 from slurm_ft.observe.status import Snapshot
 from slurm_ft.paths import RunPaths, write_json
 from slurm_ft.slurm import client
+from slurm_ft.slurm.states import parse_states
 
 
 class Time:
@@ -35,6 +37,20 @@ class Time:
 
     def patience(self, seconds: float) -> Patience:
         return Patience(seconds, self.wait, lambda: self.now)
+
+
+@pytest.fixture(autouse=True)
+def jobs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The jobs that Slurm knows, with their states."""
+    known = dict[str, str]()
+
+    def job(slurm: client.SlurmClient, job_id: str) -> client.JobView | client.Unknown:
+        if job_id not in known:
+            return client.Unknown(job_id)
+        return client.JobView(job_id, parse_states([known[job_id]]), "None", 1, "", 60, 60, 1, True, None)
+
+    monkeypatch.setattr(client.SlurmClient, "job", job)
+    return known
 
 
 def append(paths: RunPaths, *events: Event) -> None:
@@ -223,6 +239,56 @@ def test_a_run_between_two_jobs_has_not_ended_for_good(
         write_json(paths.again, again)
     assert requests.waits_in(paths, Snapshot(T0, cluster="slurm", job_id="12", ended=code)) == job
     assert requests.waits_in(paths, Snapshot(T0, cluster="slurm", job_id="12")) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "waits"),
+    [(143, "PENDING", "12"), (75, "REQUEUED", "12"), (1, "RUNNING", ""), (143, "", ""), (0, "PENDING", "")],
+    ids=["preempted", "being put back", "its script goes on", "gone", "finished"],
+)
+def test_slurm_is_asked_whether_it_has_put_a_job_back_by_itself(
+    paths: RunPaths, jobs: dict[str, str], code: int, state: str, waits: str
+) -> None:
+    if state:
+        jobs["12"] = state
+    assert requests.waits_in(paths, Snapshot(T0, cluster="slurm", job_id="12", ended=code)) == waits
+
+
+ENDED = {"t": T0, "started": T0, "job_id": "12", "cluster": "slurm", "ended": 75, "replicas": []}
+
+
+def taken(paths: RunPaths, epoch: int, job_id: str) -> lease.Lease:
+    claim = lease.Claim(epoch, "here", "another machine", 1, job_id)
+    assert lease.take(paths.lease, claim)
+    return lease.Lease(paths.lease, claim)
+
+
+def test_a_session_that_has_ended_is_not_the_end_of_a_run_whose_head_has_not_left(paths: RunPaths) -> None:
+    """It may be about to put its job back into the queue."""
+    write_json(paths.state, ENDED)
+    with closing(taken(paths, 1, "12")) as head:
+        time = Time(
+            lambda: write_json(paths.again, {"after": "12", "job_id": "12", "how": ""}), lambda: head.release(75)
+        )
+        found = requests.settled(paths, time.patience(60))
+    assert time.now > POLL_SECONDS  # it has waited for both
+    assert (found.ended, requests.waits_in(paths, found)) == (75, "12")
+
+
+def test_the_end_of_the_last_session_is_not_that_of_the_one_that_begins(paths: RunPaths) -> None:
+    write_json(paths.state, ENDED)
+    begun = {key: value for key, value in ENDED.items() if key != "ended"} | {"job_id": "13"}
+    with closing(taken(paths, 1, "13")):
+        found = requests.settled(paths, Time(lambda: write_json(paths.state, begun)).patience(60))
+    assert (found.ended, found.job_id) == (None, "13")
+
+
+def test_who_does_not_wait_cancels_the_job_of_who_looks_after_the_run(paths: RunPaths) -> None:
+    write_json(paths.state, ENDED)
+    with closing(taken(paths, 1, "13")):
+        found = requests.settled(paths, Time().patience(0))
+    assert found.ended is None
+    assert requests.plan_cancel(paths, found).jobs == ("13",)
 
 
 def test_a_run_that_waits_for_its_job_can_be_told_to_stop_although_it_has_no_folder_yet(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from click.core import ParameterSource
 from slurm_ft.cli import run
 from slurm_ft.cli.spec_options import folder_name
 from slurm_ft.errors import UsageError
-from slurm_ft.submit.script import Script, Submission, missing
+from slurm_ft.spec import Policy
+from slurm_ft.submit.script import Script, Submission, missing, warned_late
+from slurm_ft.submit.slurm_job import warning_seconds
 
 SBATCH = {"time_limit": "time", "partition": "partition", "account": "account", "qos": "qos", "mem": "mem",
           "gpus_per_node": "gpus-per-node", "cpus_per_node": "cpus-per-task"}  # fmt: skip
@@ -49,7 +51,11 @@ def submission(script: Script, options: dict[str, Any]) -> tuple[Submission, str
     if nodes and ("nodes" not in script.options or typed & EXTENT):
         asked["nodes"] = nodes
     named = (f"--{name}={value}" for name, value in asked.items())
-    arguments = (*missing(script), *named, *options["sbatch_args"])
+    warning = warning_seconds(Policy(save_within=chosen.get("save_within", Policy().save_within)))
+    late = warned_late(script, options["sbatch_args"], warning)
+    if late:
+        click.echo(f"warning: {late}", err=True)
+    arguments = (*missing(script, warning), *named, *options["sbatch_args"])
     request = Submission(script, arguments, tuple(options["command"][1:]), (*words, f"--run-dir={run_dir}"))
     return request, run_dir, nodes or 2
 

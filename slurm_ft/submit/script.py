@@ -30,8 +30,8 @@ from slurm_ft.launch.srun import UNANSWERED
 from slurm_ft.slurm.client import command_environment
 from slurm_ft.submit.crossing import into_job
 
-ALWAYS = ("--ntasks-per-node=1", "--no-kill", "--requeue", "--open-mode=append", "--signal=B:USR2@120")
-"""What a job of slurm-ft needs. A script that says nothing about one of them gets it."""
+SIGNAL_SECONDS = 60
+"""How long before the time limit Slurm sends a --signal that does not say when."""
 
 SHORT = {"-A": "account", "-J": "job-name", "-N": "nodes", "-c": "cpus-per-task", "-k": "no-kill", "-p": "partition",
          "-q": "qos", "-t": "time", "-a": "array", "-G": "gpus"}  # fmt: skip
@@ -108,9 +108,27 @@ def _named(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def missing(script: Script) -> list[str]:
-    """The options of ALWAYS about which the script says nothing."""
-    return [option for option in ALWAYS if option[2:].partition("=")[0] not in script.options]
+def always(warning: int) -> tuple[str, ...]:
+    """What a job of slurm-ft needs, one that is to be warned so many seconds before its time limit."""
+    return ("--ntasks-per-node=1", "--no-kill", "--requeue", "--open-mode=append", f"--signal=B:USR2@{warning}")
+
+
+def missing(script: Script, warning: int) -> list[str]:
+    """What a job needs and the script says nothing about. It gets that."""
+    return [option for option in always(warning) if option[2:].partition("=")[0] not in script.options]
+
+
+def warned_late(script: Script, more: Sequence[str], warning: int) -> str:
+    """Why the script's own --signal, or one among `more` options, comes too late for a run that is to be warned so many
+    seconds before its time limit; or ''."""
+    own = {**script.options, **_named(more)}.get("signal")
+    if own is None:
+        return ""
+    number = own.partition("@")[2]
+    seconds = int(number) if number.isdigit() else SIGNAL_SECONDS
+    if seconds >= warning:
+        return ""
+    return f"--signal={own} warns the run {seconds} s before the time limit; to save and to stop it needs {warning} s"
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_what_submit_renders_is_the_golden_script(folder: Path) -> None:
 
 def test_templates_and_what_submit_renders_agree_on_what_every_job_needs(folder: Path) -> None:
     rendered = script.parse(call("submit", "--dry-run", "--", "true").stdout.split("\n", 1)[1], Path("s")).options
-    wanted = dict(option[2:].partition("=")[::2] for option in script.ALWAYS)
+    wanted = dict(option[2:].partition("=")[::2] for option in script.always(120))
     assert wanted.items() <= rendered.items()
     for name in templates.names():
         assert wanted.items() <= script.parse(templates.text(name), Path(name)).options.items()
@@ -99,7 +99,7 @@ def test_lines_are_read_as_sbatch_reads_them() -> None:
     assert found.options == {"nodes": "4", "gpus-per-node": "8", "partition": "gpu", "job-name": "my job",
                              "requeue": "", "time": "10"}  # fmt: skip
     assert found.words == ("--replicas=4", "--env", "A=b c", "--min-replicas", "2")
-    assert [option.partition("=")[0] for option in script.missing(found)] == [
+    assert [option.partition("=")[0] for option in script.missing(found, 120)] == [
         "--ntasks-per-node", "--no-kill", "--open-mode", "--signal",
     ]  # fmt: skip
 
@@ -165,6 +165,39 @@ def test_a_slurm_that_does_not_answer_is_not_a_job_without_a_script(
     else:
         with pytest.raises(TryAgain, match="does not say what script job 7 has"):
             script.lines_of_job(surroundings)
+
+
+PLAIN = "#!/bin/bash\n#SBATCH -N 1\n{line}\nslurm-ft run -- true\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "typed", "signal"),
+    [("", (), "B:USR2@120"), ("", ("--save-within=600",), "B:USR2@660"),
+     ("# SLURM_FT --save-within=600", (), "B:USR2@660"),
+     ("# SLURM_FT --save-within=600", ("--save-within=300",), "B:USR2@360")],
+)  # fmt: skip
+def test_a_script_that_says_nothing_of_a_warning_is_warned_early_enough_to_save(
+    folder: Path, line: str, typed: tuple[str, ...], signal: str
+) -> None:
+    (folder / "mine.sbatch").write_text(PLAIN.format(line=line))
+    result = call("submit", "--dry-run", *typed, "mine.sbatch")
+    assert f"--signal={signal} " in result.stdout
+    assert "warning" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("signal", "typed", "says"),
+    [("B:USR2@120", (), ""), ("B:USR2@120", ("--save-within=600",), "120 s before the time limit"),
+     ("B:USR2", (), "60 s before the time limit"), ("B:USR2@660", ("--save-within=600",), ""),
+     ("B:USR2@120", ("--save-within=600", "--sbatch-arg=--signal=B:USR2@700"), "")],
+)  # fmt: skip
+def test_a_warning_of_the_scripts_own_that_comes_too_late_to_save_is_told(
+    folder: Path, signal: str, typed: tuple[str, ...], says: str
+) -> None:
+    (folder / "mine.sbatch").write_text(PLAIN.format(line=f"#SBATCH --signal={signal}"))
+    result = call("submit", "--dry-run", *typed, "mine.sbatch")
+    assert result.exit_code == 0
+    assert ("warning" in result.stderr) is bool(says) and says in result.stderr
 
 
 def test_the_run_folder_is_named_by_the_command_line_the_lines_or_the_job(folder: Path) -> None:

@@ -73,7 +73,7 @@ class Cluster:
             named, flags = _sbatch_words({**below, **self._options})
             job = request.prepare(spec, self._runs, folder, named, flags, self._setup, settings)
             submitted = request.to_slurm(job, self._shared)
-        run = Run(submitted.paths.root, submitted.job_id, since)
+        run = Run(submitted.paths.root, submitted.job_id, since, submitted.cluster)
         self._submitted.append(run)
         return run
 

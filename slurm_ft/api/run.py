@@ -33,10 +33,11 @@ class Run:
     `attach` finds one by its folder, its name, its job's id, or `last`.
     """
 
-    def __init__(self, folder: str | Path, job_id: str = "", since: int = 0) -> None:
-        """What stands before the byte `since` of its log is of earlier sessions, which are over."""
+    def __init__(self, folder: str | Path, job_id: str = "", since: int = 0, cluster: str = "") -> None:
+        """What stands before the byte `since` of its log is of earlier sessions, which are over. `cluster` is where
+        its job is on a site with several, if another than the one that is asked first."""
         self.paths = RunPaths(folder)
-        self._job_id, self._since = job_id, since
+        self._job_id, self._since, self._cluster = job_id, since, cluster
 
     @classmethod
     def attach(cls, run: str | Path = "last", runs_folder: str | Path = "runs") -> Run:
@@ -130,9 +131,9 @@ class Run:
         code = None if runs.is_held(self.paths, time.time()) else self.exit_code
         if self._since and self._job_id:  # what is there may still be of an earlier session
             snapshot = replace(snapshot, job_id=self._job_id)
-        if code is not None and not requests.waits_in(self.paths, snapshot):
+        if code is not None and not requests.waits_in(self.paths, snapshot, self._cluster):
             return f"it has ended already, with exit code {code}"
-        return requests.cancel(self.paths, requests.plan_cancel(self.paths, snapshot))
+        return requests.cancel(self.paths, requests.plan_cancel(self.paths, snapshot), self._cluster)
 
     def _news(self) -> Iterator[list[Event]]:
         """What is new, again and again; ends with the run. What was written up to the end is given."""
@@ -160,7 +161,7 @@ class Run:
             cluster = self.spec.cluster
         if cluster == "local" or not self._job_id:
             return runs.Gone(self.paths)
-        return JobWatch(self.paths, self._job_id, lambda words: None, cluster=cluster_of(os.environ))
+        return JobWatch(self.paths, self._job_id, lambda words: None, cluster=self._cluster or cluster_of(os.environ))
 
     def _code(self) -> int:
         code = self.status().ended

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from slurm_ft.submit.script import find as find_script
 
 if TYPE_CHECKING:
     from slurm_ft.paths import RunPaths
+    from slurm_ft.slurm.client import Submitted as Job
     from slurm_ft.spec import RunSpec
     from slurm_ft.submit.request import Submitted
 
@@ -101,7 +102,7 @@ def command(**options: Any) -> None:
     submitted = submit(options, spec)
     if submitted is None:
         return
-    _show(options, spec.name, submitted.job_id, submitted.paths, cluster, since)
+    _show(options, spec.name, submitted.job_id, submitted.paths, cluster, since, submitted.cluster)
 
 
 def _written(run_dir: str | None) -> int:
@@ -115,12 +116,10 @@ def _written(run_dir: str | None) -> int:
 def _submit_script(script: Script, options: dict[str, Any]) -> None:
     """Submit the user's own script, and show its run as one of ours."""
     from slurm_ft.cli.submit_script import submission
-    from slurm_ft.observe.requests import forget_stop
     from slurm_ft.paths import RunPaths
-    from slurm_ft.slurm.client import cluster_of
     from slurm_ft.submit import chain
     from slurm_ft.submit import script as own
-    from slurm_ft.submit.request import check_allowed
+    from slurm_ft.submit.request import after_submission, check_allowed, make_folder
     from slurm_ft.submit.slurm_job import check_shared
 
     _cluster("slurm", options["dry_run"])
@@ -134,32 +133,34 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
     if not options["local_run_dir"]:
         check_shared(Path(run_dir), nodes)
 
-    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+    def link(number: int, first: str, after: tuple[str, ...]) -> Job:
         return own.submit(own.link(request, number, run_dir.replace("%j", first), after) if number else request)
 
     since = _written(run_dir)
     if "%j" not in run_dir:
-        forget_stop(RunPaths(run_dir))
-    if options["chain"] == 1:
-        job_id = link(0, "", ())
-        _show(options, script.name, job_id, RunPaths(run_dir.replace("%j", job_id)), "slurm", since)
-        return
-    ids = chain.submit_links(options["chain"], link, cluster_of(os.environ, options["sbatch_args"]))
-    paths = RunPaths(run_dir.replace("%j", ids[0]))
-    paths.create()
-    chain.record(paths, ids)
-    _show(options, script.name, ids[0], paths, "slurm", since)
+        make_folder(RunPaths(run_dir))
+    links = [link(0, "", ())] if options["chain"] == 1 else chain.submit_links(options["chain"], link)
+    first = links[0]
+    paths = RunPaths(run_dir.replace("%j", first.job_id))
+    if options["chain"] > 1:
+        with after_submission([job.job_id for job in links]):
+            paths.create()
+            chain.record(paths, links)
+    _show(options, script.name, first.job_id, paths, "slurm", since, first.cluster)
 
 
-def _show(options: dict[str, Any], name: str, job_id: str, paths: RunPaths, cluster: str, since: int) -> None:
-    """Say what was submitted, and wait for its end unless that is not wanted."""
+def _show(
+    options: dict[str, Any], name: str, job_id: str, paths: RunPaths, cluster: str, since: int, where: str
+) -> None:
+    """Say what was submitted, and wait for its end unless that is not wanted. `where` is Slurm's name of the cluster
+    on a site with several."""
     if options["parsable"]:
         click.echo(job_id)
         return
     click.echo(f"submitted {name} as {'job ' if cluster == 'slurm' else ''}{job_id}", err=True)
     click.echo(f"run folder: {paths.root}", err=True)
     if not options["no_wait"]:
-        sys.exit(_wait(paths, job_id, cluster, options["sbatch_args"], since))
+        sys.exit(_wait(paths, job_id, cluster, where, since))
 
 
 def _cluster(choice: str, dry_run: bool) -> str:
@@ -224,18 +225,16 @@ def _submit_slurm(options: dict[str, Any], spec: RunSpec) -> Submitted | None:
     return to_slurm(request, options["local_run_dir"])
 
 
-def _wait(paths: RunPaths, job_id: str, cluster: str, sbatch_args: Sequence[str] = (), since: int = 0) -> int:
+def _wait(paths: RunPaths, job_id: str, cluster: str, where: str = "", since: int = 0) -> int:
     """Show the run until it ends; gives its exit code. What stands before the byte `since` of its log is not its."""
     from slurm_ft.observe import requests
     from slurm_ft.observe.follow import follow
     from slurm_ft.observe.last_words import last_words
     from slurm_ft.observe.runs import Gone
-    from slurm_ft.slurm.client import cluster_of
     from slurm_ft.submit.slurm_job import JobWatch
 
     gone: Callable[[], bool] = Gone(paths)
     if cluster == "slurm":
-        where = cluster_of(os.environ, sbatch_args)
         gone = JobWatch(paths, job_id, partial(click.echo, err=True), cluster=where)
     terminal = sys.stderr.isatty() and sys.stdin.isatty()
     history: int | None = None

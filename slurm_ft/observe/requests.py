@@ -278,20 +278,20 @@ def in_queue(paths: RunPaths, snapshot: Snapshot) -> str:
     return f"Slurm gave no answer about its job {job}: {answer.reason}"
 
 
-def waits_in(paths: RunPaths, snapshot: Snapshot) -> str:
+def waits_in(paths: RunPaths, snapshot: Snapshot, cluster: str = "") -> str:
     """The job in the queue in which a run goes on whose last session has ended; '' where it is over or goes on now.
     Slurm is asked where the run folder knows of none: it puts jobs back by itself, as after a preemption."""
     if snapshot.ended is None or snapshot.cluster == "local":
         return ""
     waits = comeback.waits_in(paths, snapshot.job_id, snapshot.ended)
-    return waits or ("" if snapshot.ended in comeback.FINISHED else _put_back(job_of(paths, snapshot)))
+    return waits or ("" if snapshot.ended in comeback.FINISHED else _put_back(job_of(paths, snapshot), cluster))
 
 
-def _put_back(job: str) -> str:
+def _put_back(job: str, cluster: str) -> str:
     """This job, if Slurm says that it waits in the queue."""
     from slurm_ft.slurm.client import JobView, SlurmClient, cluster_of
 
-    answer = SlurmClient(cluster=cluster_of(os.environ)).job(job) if job else None
+    answer = SlurmClient(cluster=cluster or cluster_of(os.environ)).job(job) if job else None
     return job if isinstance(answer, JobView) and answer.state.state.pending else ""
 
 
@@ -338,10 +338,11 @@ def is_head(pid: int, paths: RunPaths, proc: Path = Path("/proc")) -> bool:
     return ours and claim is not None and claim.pid == pid and held_by_process(paths.lease, claim, proc)
 
 
-def cancel(paths: RunPaths, plan: Cancellation) -> str:
-    """Carry a plan out and say what was done. Raises TryAgain when Slurm does not answer."""
+def cancel(paths: RunPaths, plan: Cancellation, cluster: str = "") -> str:
+    """Carry a plan out, on this cluster if one is named, and say what was done. Raises TryAgain when Slurm does not
+    answer."""
     if plan.pid is None:
-        words = "; ".join(_scancel(job) for job in plan.jobs)
+        words = "; ".join(_scancel(job, cluster) for job in plan.jobs)
         comeback.forget(paths, plan.jobs)
         return words
     try:
@@ -360,10 +361,10 @@ def cancel(paths: RunPaths, plan: Cancellation) -> str:
     return f"sent TERM to the head, process {plan.pid}"
 
 
-def _scancel(job_id: str) -> str:
+def _scancel(job_id: str, cluster: str) -> str:
     from slurm_ft.slurm.client import SlurmClient, Unknown, Unreachable, cluster_of
 
-    answer = SlurmClient(cluster=cluster_of(os.environ)).cancel(job_id)
+    answer = SlurmClient(cluster=cluster or cluster_of(os.environ)).cancel(job_id)
     if isinstance(answer, Unreachable):
         raise TryAgain(f"job {job_id} could not be cancelled: {answer.reason}", "try again, or `scancel` it by hand")
     if isinstance(answer, Unknown):

@@ -198,6 +198,7 @@ def read_submission(text: str) -> Submitted:
 
 def cluster_of(environ: Mapping[str, str], options: Sequence[str] = ()) -> str:
     """The cluster that a person asks for on a site with several: by sbatch's --clusters or -M, else by a variable.
+    Of a job that we submitted sbatch says where it is (`read_submission`), whatever has chosen the cluster.
 
     It may be several, with commas; Slurm's commands look in all of them.
     """
@@ -207,7 +208,7 @@ def cluster_of(environ: Mapping[str, str], options: Sequence[str] = ()) -> str:
             return match[1].strip("'\"")
         if word in ("--clusters", "--cluster", "-M"):
             return after.strip("'\"")
-    return environ.get("SLURM_CLUSTERS", "")
+    return environ.get("SLURM_CLUSTERS") or environ.get("SBATCH_CLUSTERS", "")
 
 
 def _checked_id(job_id: int | str) -> str:

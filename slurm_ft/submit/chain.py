@@ -12,29 +12,33 @@ from collections.abc import Callable
 
 from slurm_ft.errors import SlurmFTError
 from slurm_ft.paths import RunPaths, write_json
-from slurm_ft.slurm.client import SlurmClient
+from slurm_ft.slurm.client import SlurmClient, Submitted, Unreachable
 
-SubmitLink = Callable[[int, str, tuple[str, ...]], str]
+SubmitLink = Callable[[int, str, tuple[str, ...]], Submitted]
 """Submits link number n (from 1) of the chain whose first job is `first` ('' for that one itself) with these
-further options of sbatch's; gives the job's id."""
+further options of sbatch's; gives the job."""
 
 
-def submit_links(count: int, submit_link: SubmitLink, cluster: str = "") -> list[str]:
-    """Submit all links; gives their ids. When one is refused, those before it are cancelled, on the `cluster` that was
-    asked for, and its error raised."""
-    ids: list[str] = []
+def submit_links(count: int, submit_link: SubmitLink) -> list[Submitted]:
+    """Submit all links; gives them. When one is refused, those before it are cancelled, each on its cluster, and the
+    error raised, which names those that are still in the queue."""
+    links: list[Submitted] = []
     try:
         for number in range(1, count + 1):
-            after = (f"--dependency=afterany:{ids[-1]}",) if ids else ()
-            ids.append(submit_link(number, ids[0] if ids else "", after))
-    except SlurmFTError:
-        client = SlurmClient(cluster=cluster)
-        for job_id in reversed(ids):
-            client.cancel(job_id)
+            after = (f"--dependency=afterany:{links[-1].job_id}",) if links else ()
+            links.append(submit_link(number, links[0].job_id if links else "", after))
+    except SlurmFTError as error:
+        left = [link.job_id for link in reversed(links) if not _is_cancelled(link)]
+        if left:
+            error.message += f"; could not be cancelled: {', '.join(left)} (`scancel {' '.join(left)}` does it)"
         raise
-    return ids
+    return links
 
 
-def record(paths: RunPaths, ids: list[str]) -> None:
+def _is_cancelled(link: Submitted) -> bool:
+    return not isinstance(SlurmClient(cluster=link.cluster).cancel(link.job_id), Unreachable)
+
+
+def record(paths: RunPaths, links: list[Submitted]) -> None:
     """Let the run know its chain."""
-    write_json(paths.chain, {"links": ids})
+    write_json(paths.chain, {"links": [link.job_id for link in links]})

@@ -5,28 +5,30 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_ft.config import Settings
 from slurm_ft.controller.head import open_run
-from slurm_ft.errors import UsageError
+from slurm_ft.errors import RunFolderError, SlurmFTError, UsageError
 from slurm_ft.observe.requests import forget_stop
 from slurm_ft.paths import RunPaths
-from slurm_ft.slurm.client import cluster_of
+from slurm_ft.slurm.client import Submitted as Job
 from slurm_ft.spec import RunSpec
 from slurm_ft.submit import chain, local_run, slurm_job
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run on its way: the id of its job (`L<n>` on this machine) and its folder."""
+    """A run on its way: the id of its job (`L<n>` on this machine), its folder, and the job's cluster on a site with
+    several."""
 
     job_id: str
     paths: RunPaths
+    cluster: str = ""
 
 
 def prepare(
@@ -68,34 +70,57 @@ def to_slurm(request: slurm_job.JobRequest, shared: bool = False) -> Submitted:
     Raises UsageError, TryAgain or LaunchError with Slurm's words, RunFolderError for a folder of another run.
     """
     _check_folder(request, shared)
-    job_id = slurm_job.submit(request)
-    paths = RunPaths(request.run_dir.replace("%j", job_id))
-    open_run(paths, request.spec)
-    return Submitted(job_id, paths)
+    job = slurm_job.submit(request)
+    paths = RunPaths(request.run_dir.replace("%j", job.job_id))
+    with after_submission([job.job_id]):
+        open_run(paths, request.spec)
+    return Submitted(job.job_id, paths, job.cluster)
+
+
+@contextlib.contextmanager
+def after_submission(jobs: Sequence[str]) -> Iterator[None]:
+    """What fails meanwhile is told with the jobs, which are in the queue already. Raises RunFolderError."""
+    try:
+        yield
+    except (SlurmFTError, OSError) as error:
+        what = error.message if isinstance(error, SlurmFTError) else str(error)
+        names = f"job {jobs[0]} is" if len(jobs) == 1 else f"jobs {', '.join(jobs)} are"
+        raise RunFolderError(
+            f"{what}; {names} submitted already", f"`scancel {' '.join(jobs)}` takes back what was submitted"
+        ) from None
 
 
 def _check_folder(request: slurm_job.JobRequest, shared: bool) -> None:
     if not shared:
         slurm_job.check_shared(Path(request.run_dir), request.spec.hosts)
-    if "%j" not in request.run_dir and Path(request.run_dir).exists():
-        paths = RunPaths(request.run_dir)
-        open_run(paths, request.spec)
-        forget_stop(paths)
+    if "%j" not in request.run_dir:
+        make_folder(RunPaths(request.run_dir), request.spec)
+
+
+def make_folder(paths: RunPaths, spec: RunSpec | None = None) -> None:
+    """Before anything is submitted: the folder can be written and, where the spec is known, holds no other run. What
+    the run is, is not written down yet: Slurm may refuse it. Raises RunFolderError."""
+    paths.create()
+    if spec is not None and paths.spec.exists():
+        open_run(paths, spec)
+    forget_stop(paths)
 
 
 def to_chain(request: slurm_job.JobRequest, count: int, shared: bool = False) -> Submitted:
-    """Submit a chain of jobs for one run; gives its first. Raises as `to_slurm` does, and leaves none queued then."""
+    """Submit a chain of jobs for one run; gives its first. Raises as `to_slurm` does, and then
+    leaves none queued that Slurm would cancel."""
     _check_folder(request, shared)
 
-    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+    def link(number: int, first: str, after: tuple[str, ...]) -> Job:
         run_dir = request.run_dir.replace("%j", first) if first else request.run_dir
         return slurm_job.submit(replace(request, run_dir=run_dir, options=request.options + after, chain=number))
 
-    ids = chain.submit_links(count, link, cluster_of(os.environ, request.options))
-    paths = RunPaths(request.run_dir.replace("%j", ids[0]))
-    open_run(paths, request.spec)
-    chain.record(paths, ids)
-    return Submitted(ids[0], paths)
+    links = chain.submit_links(count, link)
+    paths = RunPaths(request.run_dir.replace("%j", links[0].job_id))
+    with after_submission([link.job_id for link in links]):
+        open_run(paths, request.spec)
+        chain.record(paths, links)
+    return Submitted(links[0].job_id, paths, links[0].cluster)
 
 
 def local_paths(spec: RunSpec, runs: Path, run_dir: str | None) -> Submitted:

@@ -27,7 +27,7 @@ from pathlib import Path
 from slurm_ft import env
 from slurm_ft.errors import LaunchError, TryAgain, UsageError
 from slurm_ft.launch.srun import UNANSWERED
-from slurm_ft.slurm.client import command_environment
+from slurm_ft.slurm.client import Submitted, command_environment, read_submission
 from slurm_ft.submit.crossing import into_job
 
 SIGNAL_SECONDS = 60
@@ -158,8 +158,9 @@ def link(request: Submission, number: int, run_dir: str, options: tuple[str, ...
     return replace(request, words=request.words + words, options=request.options + options, chain=number)
 
 
-def submit(request: Submission) -> str:
-    """Submit the script; gives the job's id. Raises UsageError, TryAgain or LaunchError with Slurm's words."""
+def submit(request: Submission) -> Submitted:
+    """Submit the script; gives the job's id and its cluster. Raises UsageError, TryAgain or LaunchError with Slurm's
+    words."""
     dropped = into_job(os.environ, request.options)
     environ = {name: value for name, value in os.environ.items() if name not in dropped} | request.variables
     with _bearable(request.script) as path:
@@ -168,7 +169,7 @@ def submit(request: Submission) -> str:
             done = subprocess.run(argv, env=environ, capture_output=True, text=True, errors="replace")
             if done.returncode:
                 _refused(" ".join(done.stderr.replace("sbatch: error:", "").split()), bool(extra), request)
-    return done.stdout.strip().partition(";")[0]
+    return read_submission(done.stdout)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from slurm_ft import __version__
 from slurm_ft.errors import LaunchError, RunFolderError, TryAgain, UsageError
 from slurm_ft.observe.runs import Gone
 from slurm_ft.paths import RunPaths
-from slurm_ft.slurm.client import JobView, SlurmClient, Unknown
+from slurm_ft.slurm.client import JobView, SlurmClient, Submitted, Unknown, read_submission
 from slurm_ft.slurm.reasons import wait_words
 from slurm_ft.slurm.units import parse_time
 from slurm_ft.spec import Policy, RunSpec
@@ -146,16 +146,23 @@ def batch_command(folder: Path) -> str:
     return shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
 
 
-def submit(request: JobRequest) -> str:
-    """Submit the job; gives its id. Raises LaunchError with Slurm's own words when it is refused."""
+def submit(request: JobRequest) -> Submitted:
+    """Submit the job; gives its id and its cluster. Raises LaunchError with Slurm's own words when it is refused."""
     import submitit
     from submitit.slurm.slurm import SlurmExecutor
 
+    told: list[Submitted] = []
+
     class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit's types are not read here
-        """submitit's own, with our script."""
+        """submitit's own, with our script, and an ear for the cluster that sbatch names."""
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             return render(request, batch_command(request.folder))
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            told.append(read_submission(string if isinstance(string, str) else string.decode(errors="replace")))
+            return told[-1].job_id
 
     try:
         request.folder.mkdir(parents=True, exist_ok=True)
@@ -173,12 +180,12 @@ def submit(request: JobRequest) -> str:
         try:
             executor = Executor(folder=request.folder, max_num_timeout=0)
             executor.update_parameters(nodes=request.spec.hosts, use_srun=False)
-            job = executor.submit(LookAfter(request.spec.to_json(), request.run_dir))
+            executor.submit(LookAfter(request.spec.to_json(), request.run_dir))
         except submitit.core.utils.FailedJobError as error:
             raise LaunchError(
                 f"Slurm refused the job: {_refusal(str(error))}", "see the script with `slurm-ft submit --dry-run`"
             ) from None
-    return str(job.job_id)
+    return told[-1]
 
 
 def ask_whether_possible(request: JobRequest) -> None:

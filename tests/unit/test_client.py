@@ -317,6 +317,7 @@ def test_a_version_that_cannot_be_found_out_is_an_error_with_a_hint(fake: FakeSl
         (["-M nordlys"], {}, "nordlys"),
         (["--clusters", "a,b"], {}, "a,b"),
         (["--mail-type=END"], {"SLURM_CLUSTERS": "other"}, "other"),
+        ([], {"SBATCH_CLUSTERS": "other"}, "other"),
         ([], {}, ""),
     ],
 )

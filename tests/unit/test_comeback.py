@@ -16,7 +16,7 @@ from slurm_ft.errors import LaunchError
 from slurm_ft.events import Event, EventLog, Kind
 from slurm_ft.launch.session import Session
 from slurm_ft.paths import RunPaths, write_json
-from slurm_ft.slurm.client import Done, JobView, Unreachable
+from slurm_ft.slurm.client import Done, JobView, Submitted, Unreachable
 from slurm_ft.slurm.states import parse_states
 from slurm_ft.spec import Policy
 from slurm_ft.submit import chain, rejoin, slurm_job
@@ -215,14 +215,14 @@ def test_links_of_a_chain_that_is_refused_are_cancelled_on_their_cluster(monkeyp
         def cancel(self, job_id: str) -> None:
             clusters.append(job_id)
 
-    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+    def link(number: int, first: str, after: tuple[str, ...]) -> Submitted:
         if number == 2:
             raise LaunchError("refused", "")
-        return "12"
+        return Submitted("12", "b")
 
     monkeypatch.setattr(chain, "SlurmClient", There)
     with pytest.raises(LaunchError):
-        chain.submit_links(3, link, "b")
+        chain.submit_links(3, link)
     assert clusters == ["b", "12"]
 
 
@@ -312,11 +312,11 @@ def test_a_job_that_comes_after_the_end_has_nothing_to_do(
 def test_each_link_waits_for_the_one_before_it_whatever_ends_that() -> None:
     seen: list[tuple[int, str, tuple[str, ...]]] = []
 
-    def link(number: int, first: str, after: tuple[str, ...]) -> str:
+    def link(number: int, first: str, after: tuple[str, ...]) -> Submitted:
         seen.append((number, first, after))
-        return str(11 + number)
+        return Submitted(str(11 + number))
 
-    assert chain.submit_links(3, link) == ["12", "13", "14"]
+    assert [job.job_id for job in chain.submit_links(3, link)] == ["12", "13", "14"]
     assert seen == [
         (1, "", ()),
         (2, "12", ("--dependency=afterany:12",)),

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -241,6 +242,7 @@ def _wait(paths: RunPaths, job_id: str, cluster: str, where: str = "", since: in
     while True:
         try:
             code = follow(paths, sys.stdout, sys.stdout.isatty(), gone, history=history, since=since)
+            following = _following(paths, job_id, code, where) if cluster == "slurm" else ""
         except KeyboardInterrupt:
             history = 0  # what was shown is not shown again
             answer = click.prompt("\nstop the run, leave it alone, or watch on?", default="leave", err=True,
@@ -252,17 +254,31 @@ def _wait(paths: RunPaths, job_id: str, cluster: str, where: str = "", since: in
                 continue
             click.echo(f"{DETACHED}; come back with `slurm-ft status {paths.root} --follow`", err=True)
             return 128 + signal.SIGINT
+        if following:
+            job_id, history = following, 0
+            gone = JobWatch(paths, job_id, partial(click.echo, err=True), cluster=where)
+            continue
         if code is None:
             raise SlurmFTError(f"run {job_id} ended without a last word", f"see `slurm-ft explain {paths.root}`")
-        if code == EXIT_TRY_AGAIN and cluster == "slurm":
-            following = _goes_on(paths, job_id, where)
-            if following:
-                job_id, history = following, 0
-                gone = JobWatch(paths, job_id, partial(click.echo, err=True), cluster=where)
-                continue
         for line in last_words(paths, code):
             click.echo(line, err=True)
         return code
+
+
+def _following(paths: RunPaths, job_id: str, code: int | None, where: str) -> str:
+    """The job to watch next when the run has left this one with this code, None without a last word; '' when it does
+    not go on."""
+    from slurm_ft.controller import comeback
+    from slurm_ft.observe import runs
+
+    if code is None:  # the next link of a chain begins however this one has ended
+        link = next(iter(comeback.links_after(paths, job_id)), "")
+        if link:
+            click.echo(f"job {job_id} ended without a last word; {comeback.goes_on(link, job_id)}", err=True)
+        return link
+    # The next link may have begun before this one was seen to be gone: then it was that one's session that ended.
+    last = runs.read(paths, time.time()).snapshot.job_id or job_id
+    return _goes_on(paths, last, where) if code == EXIT_TRY_AGAIN else ""
 
 
 def _goes_on(paths: RunPaths, job_id: str, where: str) -> str:

@@ -8,12 +8,14 @@ from observe_histories import T0, History, failed_run, healed_run, write_run
 
 from slurm_ft.api.run import Run
 from slurm_ft.cli import submit
+from slurm_ft.errors import SlurmFTError
 from slurm_ft.events import Event, Kind, written
 from slurm_ft.observe.follow import choose, follow, with_measured
 from slurm_ft.observe.status import ReplicaRow, Snapshot
 from slurm_ft.observe.text import width
 from slurm_ft.observe.words import Narrator
-from slurm_ft.paths import RunPaths
+from slurm_ft.paths import RunPaths, write_json
+from slurm_ft.submit import rejoin, slurm_job
 
 
 def growing(paths: RunPaths, events: list[Event], step: int = 3) -> Callable[[float], None]:
@@ -83,6 +85,62 @@ def test_submit_shows_the_session_that_it_has_submitted(tmp_path: Path, capsys: 
     assert submit._written(str(paths.root)) > since
     assert submit._wait(paths, "L1", "local", since=since) == 0
     assert "exit code 1" not in capsys.readouterr().out
+
+
+def dies_without_a_word(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, next_session: list[Event]
+) -> list[tuple[str, str]]:
+    """Job 4711 is gone from Slurm, and the next job that is watched runs this session. Gives who is watched, where."""
+    watched = list[tuple[str, str]]()
+
+    class Watch:
+        def __init__(self, paths: RunPaths, job_id: str, say: object, cluster: str) -> None:
+            watched.append((job_id, cluster))
+
+        def __call__(self) -> bool:
+            if watched[-1][0] != "4711":
+                with paths.events.open("a") as file:
+                    file.writelines(event.to_line() for event in next_session)
+            return True
+
+    monkeypatch.setattr(slurm_job, "JobWatch", Watch)
+    return watched
+
+
+def test_submit_follows_a_chain_whose_link_died_without_a_last_word_into_the_next_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = [Event(event.t + 100, event.kind, event.replica, event.data) for event in healed_run()]
+    paths = write_run(tmp_path / "r", failed_run()[:8])
+    write_json(paths.chain, {"links": ["4711", "4712"]})
+    watched = dies_without_a_word(paths, monkeypatch, again)
+    assert submit._wait(paths, "4711", "slurm", "b") == 0
+    assert watched == [("4711", "b"), ("4712", "b")]
+    assert "job 4711 ended without a last word; the run goes on in job 4712" in capsys.readouterr().err
+
+
+def test_submit_ends_with_the_last_link_of_a_chain_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_run(tmp_path / "r", failed_run()[:8])
+    write_json(paths.chain, {"links": ["4710", "4711"]})
+    dies_without_a_word(paths, monkeypatch, [])
+    with pytest.raises(SlurmFTError, match="without a last word"):
+        submit._wait(paths, "4711", "slurm")
+
+
+def test_submit_can_be_left_while_the_job_that_was_put_back_waits_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = write_run(
+        tmp_path / "r", [*failed_run()[:-1], Event(T0 + 9, Kind.RUN_ENDED, None, {"code": 75, "why": ""})]
+    )
+    write_json(paths.again, {"after": "4711", "job_id": "4711", "how": "the job is put back"})
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rejoin, "begun_again", interrupted)
+    assert submit._wait(paths, "4711", "slurm") == 130
+    assert submit.DETACHED in capsys.readouterr().err
 
 
 def test_history_bounds_what_is_told_of_the_past_only(tmp_path: Path) -> None:

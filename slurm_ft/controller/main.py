@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import atexit
+import contextlib
 import dataclasses
 import logging
 import logging.handlers
@@ -58,7 +59,8 @@ async def _main(options: argparse.Namespace) -> int:
     controller = Controller(paths, spec, launcher, server, session.id, tenure)
     code = await controller.run(list(session.hosts), session.job_id, options.host)
     if not tenure.over:
-        os.write(options.last_word, str(code).encode())
+        with contextlib.suppress(BrokenPipeError):  # the head has died
+            os.write(options.last_word, str(code).encode())
     return code
 
 

@@ -276,9 +276,10 @@ def _following(paths: RunPaths, job_id: str, code: int | None, where: str) -> st
         if link:
             click.echo(f"job {job_id} ended without a last word; {comeback.goes_on(link, job_id)}", err=True)
         return link
+    if code != EXIT_TRY_AGAIN:
+        return ""
     # The next link may have begun before this one was seen to be gone: then it was that one's session that ended.
-    last = runs.read(paths, time.time()).snapshot.job_id or job_id
-    return _goes_on(paths, last, where) if code == EXIT_TRY_AGAIN else ""
+    return _goes_on(paths, runs.read(paths, time.time()).snapshot.job_id or job_id, where)
 
 
 def _goes_on(paths: RunPaths, job_id: str, where: str) -> str:

@@ -107,8 +107,8 @@ def make_folder(paths: RunPaths, spec: RunSpec | None = None) -> None:
 
 
 def to_chain(request: slurm_job.JobRequest, count: int, shared: bool = False) -> Submitted:
-    """Submit a chain of jobs for one run; gives its first. Raises as `to_slurm` does, and then
-    leaves none queued that Slurm would cancel."""
+    """Submit a chain of jobs for one run; gives its first. Raises as `to_slurm` does, and then leaves none
+    queued that Slurm would cancel."""
     _check_folder(request, shared)
 
     def link(number: int, first: str, after: tuple[str, ...]) -> Job:

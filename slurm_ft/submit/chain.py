@@ -29,9 +29,10 @@ def submit_links(count: int, submit_link: SubmitLink) -> list[Submitted]:
             links.append(submit_link(number, links[0].job_id if links else "", after))
     except SlurmFTError as error:
         left = [link.job_id for link in reversed(links) if not _is_cancelled(link)]
-        if left:
-            error.message += f"; could not be cancelled: {', '.join(left)} (`scancel {' '.join(left)}` does it)"
-        raise
+        if not left:
+            raise
+        words = f"{error.message}; could not be cancelled: {', '.join(left)} (`scancel {' '.join(left)}` does it)"
+        raise type(error)(words, error.hint) from None
     return links
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from time import time as now
 from typing import Any
 
 import pytest
@@ -277,7 +278,7 @@ def test_a_session_that_has_ended_is_not_the_end_of_a_run_whose_head_has_not_lef
 
 def test_the_end_of_the_last_session_is_not_that_of_the_one_that_begins(paths: RunPaths) -> None:
     write_json(paths.state, ENDED)
-    begun = {key: value for key, value in ENDED.items() if key != "ended"} | {"job_id": "13"}
+    begun = {key: value for key, value in ENDED.items() if key != "ended"} | {"t": now(), "job_id": "13"}
     with closing(taken(paths, 1, "13")):
         found = requests.settled(paths, Time(lambda: write_json(paths.state, begun)).patience(60))
     assert (found.ended, found.job_id) == (None, "13")

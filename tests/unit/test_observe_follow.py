@@ -139,7 +139,11 @@ def test_submit_can_be_left_while_the_job_that_was_put_back_waits_in_the_queue(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(rejoin, "begun_again", interrupted)
-    assert submit._wait(paths, "4711", "slurm") == 130
+    try:
+        code = submit._wait(paths, "4711", "slurm")
+    except KeyboardInterrupt:  # it would end pytest
+        pytest.fail("nobody was asked")
+    assert code == 130
     assert submit.DETACHED in capsys.readouterr().err
 
 

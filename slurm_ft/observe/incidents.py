@@ -9,6 +9,7 @@ torchft has no quorum to join and no step to commit, and is well again with its 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ agents obey it; then the first commit counts. `progressed` stands in for `commit
 
 STRUCK_SECONDS = 600.0
 """A failure this soon after a fault on purpose is taken for its effect."""
+
+REMEMBERED = 20_000
+"""Commits that are kept for a failure that shows late: of 8 replicas with 8 a second each, those of five minutes."""
 
 
 @dataclass
@@ -76,6 +80,17 @@ class Incident:
     def mark(self, stage: str, t: float) -> None:
         self.stages.setdefault(stage, max(0.0, t - self.failed))
 
+    def survived(self, commit: Commit) -> None:
+        """Count what another replica did after the failure."""
+        if commit.replica == self.replica or commit.t < self.failed:
+            return
+        lost = self.survivor_lost.get(commit.replica, 0) - (commit.lost if commit.again else 0)
+        if commit.committed:
+            self.survivor_commits += 1
+        else:
+            lost += commit.lost
+        self.survivor_lost[commit.replica] = max(0, lost)
+
 
 OUTCOMES = {
     "open": "not repaired yet",
@@ -94,6 +109,7 @@ class IncidentBook:
     def __init__(self) -> None:
         self.all: list[Incident] = []
         self._open: dict[int, Incident] = {}
+        self._recent: deque[Commit] = deque(maxlen=REMEMBERED)
         self._collective = False
         self._struck: dict[int, float] = {}
 
@@ -101,7 +117,9 @@ class IncidentBook:
         """Take in an event that happened at `t` and led from one state to the other."""
         self._collective = after.collective
         if commit is not None:
-            self._seen_by_survivors(commit)
+            self._recent.append(commit)
+            for open_one in self._open.values():
+                open_one.survived(commit)
         if event.kind is Kind.RUN_ENDED:
             self._run_ended(event)
         self._follow_head(event, t, commit)
@@ -131,8 +149,7 @@ class IncidentBook:
             incident.mark("detected", t)
             incident.mark("head", t + number_of(data.get("up")))
             incident.mark("controller", event.t)
-            self.all.append(incident)
-            self._open[HEAD] = incident
+            self._open_now(incident)
         open_one = self._open.get(HEAD)
         if open_one is None:
             return
@@ -149,6 +166,7 @@ class IncidentBook:
         """A new session begins: what was open in the last one was cut short."""
         for replica in list(self._open):
             self._close(replica, "interrupted", "")
+        self._recent.clear()
 
     def _begin(self, event: Event, replica: Replica) -> None:
         self._close(replica.id, "failed again", "")
@@ -167,8 +185,14 @@ class IncidentBook:
             traceback=failure.traceback,
         )
         incident.mark("detected", event.t)
+        self._open_now(incident)
+
+    def _open_now(self, incident: Incident) -> None:
+        """A hang shows minutes after it began: what the others did meanwhile is part of the incident."""
         self.all.append(incident)
-        self._open[replica.id] = incident
+        self._open[incident.replica] = incident
+        for commit in self._recent:
+            incident.survived(commit)
 
     def _was_struck(self, replica: int, t: float) -> bool:
         """Was it hurt on purpose, and this is the first failure since? A hang shows late."""
@@ -218,18 +242,6 @@ class IncidentBook:
     def _healed(self, incident: Incident, stage: str, t: float) -> None:
         incident.mark(stage, t)
         self._close(incident.replica, "healed", "")
-
-    def _seen_by_survivors(self, commit: Commit) -> None:
-        """What the other replicas did while one was away."""
-        for incident in self._open.values():
-            if incident.replica == commit.replica or commit.t < incident.failed:
-                continue
-            lost = incident.survivor_lost.get(commit.replica, 0) - (commit.lost if commit.again else 0)
-            if commit.committed:
-                incident.survivor_commits += 1
-            else:
-                lost += commit.lost
-            incident.survivor_lost[commit.replica] = max(0, lost)
 
 
 def number_of(value: Any) -> float:

@@ -59,6 +59,32 @@ def test_steps_that_no_try_committed_are_lost_once() -> None:
     assert incident.lost == 20
 
 
+def test_what_survivors_did_between_a_failure_and_its_discovery_is_counted() -> None:
+    h = two_training()  # replica 0 hangs at 5 s and is found at 35 s
+    h.commit(4.0, 1, 2, committed=False, lost=7).commit(6.0, 1, 2).commit(7.0, 1, 3, committed=False, lost=4)
+    h.commit(8.0, 1, 3).killed(35.0, 0, age=30.0, hung=True).commit(36.0, 1, 4)
+    (incident,) = incidents(h.sorted())
+    assert (incident.survivor_commits, incident.survivor_lost) == (3, {1: 4})
+
+
+def test_what_was_done_before_a_head_was_known_to_be_lost_is_counted() -> None:
+    h = two_training().commit(4.0, 0, 2).commit(6.0, 1, 3)
+    h.at(15.0, Kind.HEAD_STARTED, host="node2", before="node1", silence=10.0)
+    (incident,) = incidents(h.sorted())
+    assert incident.survivor_commits == 1
+
+
+def test_commits_of_an_earlier_job_are_not_the_survivors_of_this_one() -> None:
+    earlier = two_training().commit(9.0, 1, 2).sorted()
+    h = History(2, session="b", job_id="4712")
+    for replica in range(2):
+        h.launch(0.1, replica).ranks(0.5, replica)
+    h.killed(35.0, 0, age=30.0, hung=True)
+    later = [Event(event.t + 1, event.kind, event.replica, event.data) for event in h.sorted()]
+    (incident,) = incidents(earlier + later)  # it begins at 6 s, which the first job's commit came after
+    assert incident.survivor_commits == 0
+
+
 def test_a_failure_before_the_repair_is_done_is_an_incident_of_its_own() -> None:
     first, second = incidents(failed_run())
     assert (first.outcome, second.outcome) == ("failed again", "given up")

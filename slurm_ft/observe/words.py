@@ -2,7 +2,8 @@
 
 A training commits thousands of steps; a person wants to see what changed. So `Narrator` keeps back what
 repeats: it tells a replica's progress at most every `PROGRESS_SECONDS`, a quorum only when its members
-change, a commit only when it is the first of an attempt or when it failed.
+change, a commit only when it is the first of an attempt, when it failed for the first time, or when another try
+of the same work succeeded.
 """
 
 from __future__ import annotations
@@ -78,14 +79,18 @@ class Narrator:
 
     def _commit(self, event: Event) -> str | None:
         data = event.data
+        step, again = data.get("step", "?"), data.get("again") is True
         if not data.get("committed"):
-            lost = plural(_count(data, "lost"), "training step")
-            return f"step {data.get('step', '?')} was not committed, {lost} lost"
+            # Not yet lost: the same work may be tried again. Of the further tries only the one that succeeds is news.
+            return None if again else f"step {step} was not committed ({plural(_count(data, 'lost'), 'training step')})"
         key = (event.replica, data.get("attempt"))
-        if key in self._committed:
-            return None
+        first = key not in self._committed
         self._committed.add(key)
-        return f"committed step {data.get('step', '?')}, the first of attempt {data.get('attempt', '?')}"
+        if again:
+            return f"step {step} was committed at another try: nothing is lost"
+        if not first:
+            return None
+        return f"committed step {step}, the first of attempt {data.get('attempt', '?')}"
 
     def _quorum_words(self, data: Data) -> str | None:
         if data.get("quorum_id") == self._quorum:

@@ -51,7 +51,18 @@ def test_a_commit_is_told_once_for_each_attempt_and_when_it_fails(tmp_path: Path
     paths, out = write_run(tmp_path / "r", h.sorted()), io.StringIO()
     follow(paths, out, False)
     assert out.getvalue().count("committed step") == 1
-    assert "step 3 was not committed, 1 training step lost" in out.getvalue()
+    assert "step 3 was not committed (1 training step)\n" in out.getvalue()
+
+
+def test_work_that_another_try_committed_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    h = History(1).launch(0.1, 0).ranks(0.5, 0).commit(1, 0, 1)
+    h.commit(3, 0, 3, committed=False, lost=20).commit(4, 0, 3, committed=False, lost=20, again=True)
+    h.commit(5, 0, 3, lost=20, again=True).ended(6)
+    paths, out = write_run(tmp_path / "r", h.sorted()), io.StringIO()
+    follow(paths, out, False)
+    assert out.getvalue().count("not committed") == 1
+    assert "step 3 was not committed (20 training steps)\n" in out.getvalue()
+    assert "step 3 was committed at another try: nothing is lost\n" in out.getvalue()
 
 
 def test_until_ends_the_view_after_a_last_look(tmp_path: Path) -> None:

@@ -22,13 +22,12 @@ class Aside:
     """A daemon thread named `name`. Nothing of it is awaited at exit unless `drain` is called."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._began: float | None = None
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            call = self._calls.get()
+        while (call := self._calls.get()) is not None:
             self._began = time.monotonic()
             try:
                 call()
@@ -74,6 +73,10 @@ class Aside:
         done = threading.Event()
         self._calls.put(done.set)
         return done.wait(seconds)
+
+    def close(self) -> None:
+        """There will be no more calls: the thread ends after those so far. This does not wait for it."""
+        self._calls.put(None)
 
 
 def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:

@@ -231,8 +231,9 @@ class SrunStep:
         code = await self._client.wait()
         if code is not None and code >= 0:
             words = ""
-            with contextlib.suppress(TimeoutError):  # the log is in the run folder, whose file system may be away
-                words = await asyncio.wait_for(Aside("words").do(self._last_words), WORDS_WITHIN)
+            # The log is in the run folder, whose file system may be away.
+            with contextlib.suppress(TimeoutError), contextlib.closing(Aside("words")) as aside:
+                words = await asyncio.wait_for(aside.do(self._last_words), WORDS_WITHIN)
             unanswered = code == EXIT_LAUNCH and UNANSWERED.search(words) is not None
             return Ended(code, f"srun {exit_words(code)}{words}", unanswered)
         log.info("%s goes on without its srun client, which %s", self.request.name, exit_words(code))

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -137,6 +138,17 @@ def test_an_srun_that_found_no_slurm_is_told_apart(tmp_path: Path, code: int, wo
         return await SrunStep(request, Listing("1"), Watched(client.pid, client)).wait()
 
     assert asyncio.run(within()).unanswered is unanswered
+
+
+def test_an_srun_that_ended_leaves_no_thread(tmp_path: Path) -> None:
+    request = StepRequest(RunPaths(tmp_path), 0, 1, ("node1",))
+
+    async def within() -> Ended:
+        client = subprocess.Popen(["sh", "-c", "exit 1"])
+        return await SrunStep(request, Listing("1"), Watched(client.pid, client)).wait()
+
+    assert asyncio.run(within()).code == 1
+    wait_until(lambda: not any(thread.name == "words" for thread in threading.enumerate()))
 
 
 GUARDED = """

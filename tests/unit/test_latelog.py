@@ -137,5 +137,15 @@ def test_calls_aside_are_done_in_order_and_one_that_hangs_is_known() -> None:
     assert isinstance(done[1], OSError) and aside.busy_for == 0.0
 
 
+def test_a_thread_that_is_closed_ends_after_the_calls_so_far() -> None:
+    aside, done, gate = Aside("closed"), [], threading.Event()
+    aside.post(lambda: gate.wait(30))
+    aside.post(lambda: done.append(1))
+    aside.close()
+    gate.set()
+    wait_until(lambda: not any(thread.name == "closed" for thread in threading.enumerate()))
+    assert done == [1]
+
+
 def _raises() -> None:
     raise OSError("gone")

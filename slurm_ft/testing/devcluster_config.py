@@ -239,6 +239,14 @@ def read_marker(folder: Path) -> tuple[Shape, list[int]]:
         raise UsageError(f"{folder / MARKER} is damaged: {error}", hint="`… down`, then `… up`") from None
 
 
+def shape_of(folder: Path) -> Shape | None:
+    """The shape of the devcluster in a folder, for its end; None when none is written there, or it is damaged."""
+    try:
+        return read_marker(folder)[0]
+    except UsageError:
+        return None
+
+
 def clear_folder(folder: Path) -> None:
     """Remove what is inside, the marker last: a clear that is cut short can be done again."""
     if not folder.exists():

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import IO
 
 from slurm_ft import env
-from slurm_ft.errors import LaunchError, UsageError
+from slurm_ft.errors import LaunchError, SlurmFTError, UsageError
 from slurm_ft.testing import devcluster_accounting as accounting
 from slurm_ft.testing import devcluster_config as config
 from slurm_ft.testing import devcluster_processes as processes
@@ -155,6 +155,7 @@ class DevCluster:
         with self._lock():
             if not self.folder.exists():
                 return  # another `down` was faster
+            self.shape = config.shape_of(self.folder) or self.shape  # whoever started it
             self._stop(grace)
             if not keep:
                 config.clear_folder(self.folder)
@@ -248,15 +249,17 @@ class DevCluster:
                 f"these processes of the devcluster cannot be killed: {', '.join(map(str, left))}",
                 hint="they hang in the kernel, or belong to another user",
             )
-        if config.is_devcluster(self.folder) and config.read_marker(self.folder)[0].netns:
+        shape = config.shape_of(self.folder)
+        if shape is None or shape.netns:  # None: nobody knows, and only what carries the cluster's id is removed
             self.network.remove()
 
     def _cancel_jobs(self, grace: float) -> None:
+        """A kindness: where no scancel is found, or it does not answer, the jobs are killed like all else."""
         deadline = time.monotonic() + grace
-        command = [self._program("scancel"), "--partition=dev"]
         try:
+            command = [self._program("scancel"), "--partition=dev"]
             subprocess.run(command, env=self.environ, capture_output=True, timeout=grace, check=False)
-        except subprocess.TimeoutExpired:
+        except (SlurmFTError, OSError, subprocess.TimeoutExpired):
             return
         ours = [process for process in self.processes() if process.role in ("slurmstepd", "job", "client")]
         processes.wait(ours, deadline)

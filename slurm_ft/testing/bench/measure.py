@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from slurm_ft.testing.bench import log
 from slurm_ft.testing.bench.ways import Run, Setting, Way, World
@@ -40,11 +41,35 @@ def _together(run: Run) -> bool:
     return all(_commits(lines, replica) >= warm for replica in range(run.setting.replicas))
 
 
+@contextmanager
+def _under_way(way: Way, world: World, setting: Setting) -> Iterator[Run]:
+    """A run of this way, which is ended, and the hosts it broke repaired, when the block ends.
+
+    Whatever goes wrong with one run is DidNotWork: the figures of the hours before it, and of the ways behind it,
+    stand."""
+    run = None
+    try:
+        run = way.start(world, setting)
+        try:
+            yield run
+        finally:
+            try:
+                run.end()
+            finally:
+                _revive(world)
+    except DidNotWork:
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if run is not None:
+            words += f"; its last words:\n{run.tail()}"
+        raise DidNotWork(words) from error
+
+
 def one_failure(way: Way, world: World, setting: Setting, dice: random.Random) -> log.Recovery:
     """Kill replica 1 at a random moment of its steps. Raises DidNotWork."""
     window = setting.sync if setting.algorithm == "diloco" else 10
-    run = way.start(world, setting)
-    try:
+    with _under_way(way, world, setting) as run:
         _wait(run, lambda: _together(run), START_SECONDS, "the replicas train together")
         time.sleep(dice.uniform(0.0, 1.0))
         before = {line.pid for line in run.lines()}
@@ -60,9 +85,6 @@ def one_failure(way: Way, world: World, setting: Setting, dice: random.Random) -
 
         _wait(run, back, RECOVER_SECONDS, "the killed replica commits again")
         return log.recovery(run.lines(), VICTIM, killed, run.detected(VICTIM, killed), window)
-    finally:
-        run.end()
-        _revive(world)
 
 
 def _far_enough(lines: list[log.Line], replica: int, killed: float, window: int) -> bool:
@@ -74,9 +96,8 @@ def _far_enough(lines: list[log.Line], replica: int, killed: float, window: int)
 def whole_run(way: Way, world: World, setting: Setting, every: float) -> log.Whole:
     """A run to its end with a kill every `every` seconds after all train together, round the replicas but
     the first; 0: none. Raises DidNotWork."""
-    run = way.start(world, setting)
     faults = 0
-    try:
+    with _under_way(way, world, setting) as run:
         _wait(run, lambda: _together(run), START_SECONDS, "the replicas train together")
         began = time.monotonic()
         limit = began + 10 * setting.steps * max(setting.pace, 0.01) + 120
@@ -90,11 +111,6 @@ def whole_run(way: Way, world: World, setting: Setting, every: float) -> log.Who
                 break
             time.sleep(0.1)
         return log.whole(run.lines(), faults)
-    except ValueError as error:
-        raise DidNotWork(f"{error}; its last words:\n{run.tail()}") from None
-    finally:
-        run.end()
-        _revive(world)
 
 
 def _hit(run: Run, first: int) -> int:

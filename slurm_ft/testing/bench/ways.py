@@ -17,8 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from slurm_ft.testing.devcluster import DevCluster
 HERE = Path(__file__).parent
 TRAINER = str(HERE / "trainer.py")
 BIN = Path(sys.executable).parent
+LIGHTHOUSE_SECONDS = 30.0
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -200,6 +202,11 @@ class World:
         return place
 
 
+def torchft_missing() -> str:
+    """'' when this Python has torchft, which the trainer imports for every way."""
+    return "" if importlib.util.find_spec("torchft") else "no torchft: pip install 'slurm-ft[train]'"
+
+
 @dataclass(frozen=True)
 class Way:
     """One way. `start` begins a run; `missing` gives the reason why it cannot, or ''. `needs_slurm`: not
@@ -207,7 +214,7 @@ class Way:
 
     name: str
     start: Callable[[World, Setting], Run]
-    missing: Callable[[], str] = field(default=lambda: "")
+    missing: Callable[[], str] = torchft_missing
     needs_slurm: bool = False
     own: bool = False
 
@@ -249,6 +256,8 @@ def _start_with_spares(world: World, setting: Setting) -> Run:
 
 def keeper_missing() -> str:
     """'' when this slurm-ft has a keeper to choose."""
+    if why := torchft_missing():
+        return why
     words = subprocess.run(["slurm-ft", "run", "--help"], env=ENVIRONMENT, capture_output=True, text=True).stdout
     return "" if "--keeper" in words else "this slurm-ft has no keeper (`slurm-ft run --help` has no --keeper)"
 
@@ -257,7 +266,8 @@ def keeper_missing() -> str:
 
 
 def start_lighthouse(folder: Path) -> tuple[subprocess.Popen[Any], str]:
-    """A Lighthouse with slurm-ft's settings; its process and address."""
+    """A Lighthouse with slurm-ft's settings; its process and address. Raises RuntimeError, and leaves no process, when
+    it does not come up."""
     file, settings = folder / "lighthouse", Lighthouse()
     command = [
         sys.executable, "-m", "slurm_ft.controller.lighthouse", "--host", "127.0.0.1", "--address-file", str(file),
@@ -267,24 +277,41 @@ def start_lighthouse(folder: Path) -> tuple[subprocess.Popen[Any], str]:
         "--heartbeat-timeout-ms", str(settings.heartbeat_timeout_ms),
     ]  # fmt: skip
     process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
-    give_up = time.monotonic() + 30
-    while not (file.exists() and file.read_text()):
-        if time.monotonic() > give_up or process.poll() is not None:
-            raise RuntimeError("the Lighthouse did not come up")
-        time.sleep(0.02)
-    return process, file.read_text().strip()
+    with _killed_on_error(process):
+        give_up = time.monotonic() + LIGHTHOUSE_SECONDS
+        while not (file.exists() and file.read_text()):
+            if time.monotonic() > give_up or process.poll() is not None:
+                raise RuntimeError("the Lighthouse did not come up")
+            time.sleep(0.02)
+        return process, file.read_text().strip()
+
+
+@contextmanager
+def _killed_on_error(process: subprocess.Popen[Any]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def run_beside_lighthouse(folder: Path, setting: Setting, command: list[str], **environment: str) -> Run:
+    """A run with a Lighthouse of its own, which ends with it."""
+    lighthouse, address = start_lighthouse(folder)
+    with _killed_on_error(lighthouse):
+        run = Run(folder, setting, command, TORCHFT_LIGHTHOUSE=address, **environment)
+    run._others.append(lighthouse)
+    return run
 
 
 def start_torchft_on_slurm(world: World, setting: Setting) -> Run:
     assert world.cluster is not None
     folder = world.place()
-    lighthouse, address = start_lighthouse(folder)
     task = {"replicas": setting.replicas, "trainer": [TRAINER, *setting.arguments("torchft", folder / "log")]}
     (folder / "task.json").write_text(json.dumps(task))
     command = [sys.executable, str(HERE / "slurm_runner.py"), str(folder)]
-    run = Run(folder, setting, command, **_cluster_only(world.cluster), TORCHFT_LIGHTHOUSE=address)
-    run._others.append(lighthouse)
-    return run
+    return run_beside_lighthouse(folder, setting, command, **_cluster_only(world.cluster))
 
 
 def start_torchrun(world: World, setting: Setting) -> Run:
@@ -302,7 +329,9 @@ def ft_launcher() -> str | None:
 
 
 def nvrx_missing() -> str:
-    return "" if ft_launcher() else "no ft_launcher: pip install nvidia-resiliency-ext, or set NVRX_PYTHON"
+    if not ft_launcher():
+        return "no ft_launcher: pip install nvidia-resiliency-ext, or set NVRX_PYTHON"
+    return "" if "NVRX_PYTHON" in os.environ else torchft_missing()
 
 
 def start_nvrx(world: World, setting: Setting) -> Run:
@@ -322,20 +351,19 @@ def monarch_missing() -> str:
     if "MONARCH_PYTHON" in os.environ:
         return "" if Path(monarch_python()).exists() else "MONARCH_PYTHON is no file"
     found = importlib.util.find_spec("monarch")
-    return "" if found else "no Monarch: pip install torchmonarch==0.7.0, or set MONARCH_PYTHON to its Python"
+    if not found:
+        return "no Monarch: pip install torchmonarch==0.7.0, or set MONARCH_PYTHON to its Python"
+    return torchft_missing()
 
 
 def start_monarch(world: World, setting: Setting) -> Run:
     folder = world.place()
-    lighthouse, address = start_lighthouse(folder)
     task = {"replicas": setting.replicas, "trainer": setting.arguments("torchft", folder / "log")}
     (folder / "task.json").write_text(json.dumps(task))
     command = [monarch_python(), str(HERE / "monarch_runner.py"), str(folder)]
     # Its default asks every 10 s whether a process lives; 0.1 s is the best that was seen to work.
     tuned = {"HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "100ms"}
-    run = Run(folder, setting, command, TORCHFT_LIGHTHOUSE=address, **tuned)
-    run._others.append(lighthouse)
-    return run
+    return run_beside_lighthouse(folder, setting, command, **tuned)
 
 
 WAYS = (

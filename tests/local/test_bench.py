@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from slurm_ft.errors import LaunchError
 from slurm_ft.testing.bench.ways import start_lighthouse
 from slurm_ft.testing.devcluster_config import find_programs
+from tests.waiting import wait_until
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
@@ -31,6 +34,10 @@ def run(name: str, *arguments: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @needs_torchft
 def test_recovery_measures_a_kill_and_says_what_it_left_out(tmp_path):
     figures, plot = tmp_path / "out.json", tmp_path / "out.svg"
@@ -40,6 +47,46 @@ def test_recovery_measures_a_kill_and_says_what_it_left_out(tmp_path):
     [one] = json.loads(figures.read_text())["recovery"]["slurm-ft in place, peer"]
     assert one["detected"] >= 0 and 0 <= one["relaunched"] < one["joined"] < one["committed"]
     assert "slurm-ft in place, peer" in out and plot.read_text().startswith("<svg")
+
+
+def test_recovery_that_measured_nothing_exits_with_1():
+    argv = [sys.executable, BENCH / "recovery", "--quick", "--only", "slurm-ft spare (host killed)"]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 1
+    assert "error: nothing was measured" in done.stderr
+
+
+@needs_torchft
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_recovery_that_was_cut_short_prints_what_there_is_and_says_so_by_its_exit_code(number, code):
+    bench = subprocess.Popen(
+        [sys.executable, BENCH / "recovery", "--quick"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        wait_until(lambda: any(children(child) for child in children(bench.pid)), 60, "the first run is under way")
+        bench.send_signal(number)
+        out, words = bench.communicate(timeout=120)
+    finally:
+        bench.terminate()
+        bench.wait(60)
+    assert bench.returncode == code, words
+    assert "--quick: only 'slurm-ft in place, peer' is measured; --only names others" in words
+    assert "cut short; what there is so far:" in words
+    assert "slurm-ft in place, peer" in out
+
+
+@needs_torchft
+def test_a_quick_look_at_whole_runs_is_quick(tmp_path):
+    figures = tmp_path / "out.json"
+    run("recovery", "--quick", "--goodput", "--json", str(figures))
+    found = json.loads(figures.read_text())
+    assert set(found["goodput"]["slurm-ft in place, peer"]) == {"0.0", "6.0"}
+    assert found["setting"]["replicas"] == 2 and found["setting"]["steps"] * found["setting"]["pace"] < 30
 
 
 @needs_torchft

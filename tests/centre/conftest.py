@@ -13,13 +13,17 @@ from tests.debian import unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 BASIC = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+SECONDS, INSTALL_SECONDS = 300.0, 900.0
+"""No single command may take longer; an installation fetches packages."""
 
 
-def run(*argv: str, folder: Path, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *argv: str, folder: Path, code: int = 0, seconds: float = SECONDS, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run in `folder` with the plainest environment; only what pip needs to find its packages is handed on."""
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
     environ = {**BASIC, "HOME": str(folder), **pip, **environment}
-    done = subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -30,7 +34,8 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("centre")
     made, moved = folder / "made", folder / "moved here" / "0.1"
     try:
-        run(str(ROOT / "scripts" / "install_centre"), "--prefix", str(made), folder=folder)
+        install = (str(ROOT / "scripts" / "install_centre"), "--prefix", str(made))
+        run(*install, folder=folder, seconds=INSTALL_SECONDS)
     except AssertionError as error:
         if "No matching distribution" in str(error) or "ensurepip" in str(error):
             pytest.skip(f"pip cannot install here: {str(error)[-200:]}")

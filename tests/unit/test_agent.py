@@ -295,7 +295,7 @@ def test_without_any_controller_it_leaves_after_orphan_timeout(tmp_path: Path) -
         controller.answers = False
         await controller.said("leaving")
 
-    assert with_agent(tmp_path, story, policy=Policy(kill_grace=0.1, orphan_timeout=0.5)) == 1
+    assert with_agent(tmp_path, story, policy=Policy(kill_grace=0.1, orphan_timeout=3.0)) == 1
 
 
 def test_a_controller_that_is_heard_again_after_a_pause_of_the_whole_job_keeps_its_agents(tmp_path: Path) -> None:

@@ -249,10 +249,24 @@ def test_help_imports_no_command_and_no_reader_imports_torch_or_the_launchers() 
     assert python("-c", code).strip() == "[]"
 
 
-def test_help_answers_in_less_than_a_third_of_a_second() -> None:
-    code = "import time; t = time.perf_counter(); import slurm_ft.cli as c; c.cli(['--help'], standalone_mode=False)"
-    times = [float(python("-c", f"{code}; print(time.perf_counter() - t)").splitlines()[-1]) for _ in range(2)]
-    assert min(times) < 0.3
+HELP = """
+import time
+begin = time.process_time()
+import click
+yardstick = time.process_time() - begin
+import slurm_ft.cli
+slurm_ft.cli.cli(["--help"], standalone_mode=False)
+print(yardstick, time.process_time() - begin)
+"""
+CLICKS = 6
+"""A third of a second on a machine that needs 50 ms to import click."""
+
+
+def test_help_costs_no_more_than_a_few_imports_of_click() -> None:
+    """Work that is done, and not time that passes: a loaded machine is slow. Each has its best of five."""
+    costs = [tuple(map(float, python("-c", HELP).splitlines()[-1].split())) for _ in range(5)]
+    yardstick, answer = (min(cost) for cost in zip(*costs, strict=True))
+    assert answer < CLICKS * yardstick
 
 
 def test_a_reader_that_went_away_is_no_error(folder: Path) -> None:

@@ -36,10 +36,15 @@ def _last_words(kind: str) -> tuple[set[str], subprocess.Popen[str]]:
     assert process.stdout is not None
     seen: list[str] = []
     while len(seen) < 60:
-        ready, _, _ = select.select([process.stdout], [], [], 1.0)
+        # A new Python takes its time; one that talks every 10 ms has no reason to be silent for a second.
+        ready, _, _ = select.select([process.stdout], [], [], 1.0 if seen else 30.0)
         if not ready:
             break
         seen.append(process.stdout.readline().strip())
+    if not seen:
+        process.kill()
+        process.communicate()
+        pytest.fail("it never said a word")
     return set(seen[-20:]) if len(seen) >= 60 else set(), process
 
 

@@ -64,7 +64,7 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.fixture
 def client(keeper: Keeper) -> Iterator[Client]:
-    with Client.connect(keeper.path) as found:
+    with Client.connect(keeper.path, 30.0) as found:
         yield found
 
 
@@ -186,6 +186,7 @@ def test_descriptors_of_refused_requests_are_closed(keeper: Keeper, client: Clie
     def count() -> int:
         return len(os.listdir(f"/proc/{keeper.process.pid}/fd"))
 
+    client.names()  # answered: the keeper has accepted this connection
     before, descriptor = count(), client.make(1)
     for _ in range(20):
         with pytest.raises(Refused):
@@ -214,11 +215,11 @@ def test_a_folder_that_others_could_have_made_is_not_trusted(tmp_path: Path) -> 
 
 def test_two_keepers_of_a_run_on_a_host_are_one() -> None:
     with a_keeper() as first:
-        Client.connect(first.path).close()
+        Client.connect(first.path, 30.0).close()
         second = Keeper(first.run, "host1")
         assert "there is one already" in second.process.communicate(timeout=10)[1]
         assert second.process.returncode == 0
-        Client.connect(first.path).close()
+        Client.connect(first.path, 30.0).close()
         words = first.end()
         assert "it was told to" in words and first.process.returncode == 0
         assert not first.path.parent.exists()
@@ -226,7 +227,7 @@ def test_two_keepers_of_a_run_on_a_host_are_one() -> None:
 
 def test_it_leaves_by_itself_when_nobody_is_connected_and_no_controller_writes() -> None:
     with a_keeper("--orphan-timeout=0.2") as keeper:
-        connected = Client.connect(keeper.path)
+        connected = Client.connect(keeper.path, 30.0)
         with pytest.raises(subprocess.TimeoutExpired):
             keeper.process.wait(1.5)
         connected.close()

@@ -232,10 +232,11 @@ class Stores:
 
 
 @pytest.fixture
-def dead() -> str:
-    """The address of a store that has gone."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}/a/prefix"
+def dead() -> Iterator[str]:
+    """The address of a store that has gone. Its port is bound, so that nobody else comes to listen on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}/a/prefix"
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
 PYTHON = sys.executable
-SECONDS = 15.0
+SECONDS = 60.0
 """No single thing of a test may take longer."""
 
 TRAINS = """
@@ -150,6 +150,15 @@ class Run:
             return found if len(found) >= count else []
 
         return wait_until(there, SECONDS, f"{count} {kind} of replica {replica}")[count - 1]
+
+    def noted(self, *words: str) -> str:
+        """A note with all these words, as soon as there is one; others may stand beside it."""
+
+        def there() -> str:
+            texts = (event.data["text"] for event in self.events(Kind.NOTE))
+            return next((text for text in texts if all(word in text for word in words)), "")
+
+        return wait_until(there, SECONDS, f"a note with {words}")
 
     def _words(self) -> str:
         log = self.paths.controller_log

@@ -12,8 +12,8 @@ from slurm_ft.spec import Policy
 from tests.local.running import Run
 from tests.waiting import wait_until
 
-QUICK = Policy(kill_grace=0.3, stop_grace=0.5, agent_timeout=2.0, head_timeout=3.0, orphan_timeout=60.0, backoff=0.1)
-SECONDS = 40.0
+QUICK = Policy(kill_grace=0.3, stop_grace=0.5, agent_timeout=5.0, head_timeout=8.0, orphan_timeout=60.0, backoff=0.1)
+SECONDS = 90.0
 
 
 def office(run: Run) -> list[int]:

@@ -14,13 +14,16 @@ from tests.waiting import wait_until
 
 SLURM_FT = str(Path(sys.executable).with_name("slurm-ft"))
 PROGRAM = """
-import time
+import sys, time
+from pathlib import Path
 from slurm_ft.train.progress import report
 
 def one_step():
     time.sleep(0.05)
 
-for step in range(1, 121):
+step = 0
+while not Path(sys.argv[1]).exists():
+    step += 1
     one_step()
     report(step)
 """
@@ -50,19 +53,21 @@ def test_one_that_hangs_when_the_training_is_finished_does_not_hold_the_run_up_f
 
 
 def test_a_stopped_rank_is_found_and_restarted_and_its_stacks_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    run = tmp_path / "run"
+    program, run, end = tmp_path / "program.py", tmp_path / "run", tmp_path / "end"
+    program.write_text(PROGRAM)
     argv = [SLURM_FT, "run", "--cluster", "local", "--replicas", "2", "--hang-after", "1", "--run-dir", str(run)]
-    head = subprocess.Popen([*argv, "--", sys.executable, str(tmp_path / "program.py")], stdin=subprocess.DEVNULL)
+    head = subprocess.Popen([*argv, "--", sys.executable, str(program), str(end)], stdin=subprocess.DEVNULL)
 
     def found(kind: Kind, replica: int) -> list[Event]:
         return [e for e in events.read(run / "events.jsonl") if e.kind is kind and e.replica == replica]
 
     try:
-        wait_until(lambda: found(Kind.PROGRESSED, 1), 20)
+        wait_until(lambda: found(Kind.PROGRESSED, 1), 60)
         subprocess.run([SLURM_FT, "inject", str(run), "--replica", "1", "--kind", "stop"], check=True, timeout=30)
-        wait_until(lambda: found(Kind.RANKS_STARTED, 1)[1:], 30, "replica 1 is restarted")
-        assert head.wait(30) == 0
+        wait_until(lambda: found(Kind.RANKS_STARTED, 1)[1:], 60, "replica 1 is restarted")
+        wait_until(lambda: found(Kind.PROGRESSED, 1)[1:], 60, "replica 1 trains again")
+        end.touch()
+        assert head.wait(60) == 0
     finally:
         head.terminate()
         head.wait(30)

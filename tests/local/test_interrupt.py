@@ -52,9 +52,15 @@ def trains(folder: Path) -> bool:
     return any(event.kind is Kind.PROGRESSED for event in events.read(folder / "run" / "events.jsonl"))
 
 
+def can_be_interrupted() -> None:
+    """In a child: a shell starts what runs in the background, and these tests with it, without Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_in_a_script_an_interrupt_leaves_the_run_to_itself(argv: list[str], tmp_path: Path) -> None:
-    submit = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    wait_until(lambda: trains(tmp_path), 20)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    submit = subprocess.Popen(argv, preexec_fn=can_be_interrupted, **pipes)
+    wait_until(lambda: trains(tmp_path), 60)
     submit.send_signal(signal.SIGINT)
     _, words = submit.communicate(timeout=20)
     assert submit.returncode == 130
@@ -65,6 +71,7 @@ def test_in_a_script_an_interrupt_leaves_the_run_to_itself(argv: list[str], tmp_
 def test_on_a_terminal_an_interrupt_asks_and_can_stop_the_run(argv: list[str], tmp_path: Path) -> None:
     child, terminal = pty.fork()
     if child == 0:
+        can_be_interrupted()
         os.execv(argv[0], argv)
     shown = read_until(terminal, b"TRAINING")
     os.write(terminal, b"\x03")

@@ -25,7 +25,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 TITAN = ("titan", "--sync-steps", "8", "--config", "digest_config:small", "--steps")
 ALL_OR_WAIT = ("--replicas=2", "--min-replicas=2")
 FORWARD, QUORUM, COMMIT, OPTIMIZER = "forward", "quorum", "commit", "optimizer"
-SECONDS = 90.0
+SECONDS = 300.0
 
 
 def train(run: Run, *options: str, kills: Sequence[tuple[int, int, int, str]] = (), steps: int = 24) -> list[str]:

@@ -16,7 +16,7 @@ from slurm_ft.spec import Budget, Policy
 from tests.local.running import Run
 from tests.waiting import wait_until
 
-QUICK = Policy(kill_grace=0.3, stop_grace=0.5, agent_timeout=2.0, orphan_timeout=1.0, backoff=0.1)
+QUICK = Policy(kill_grace=0.3, stop_grace=0.5, agent_timeout=5.0, orphan_timeout=30.0, backoff=0.1)
 
 needs_torchft = pytest.mark.skipif(extension_path() is None, reason="torchft is not installed here")
 
@@ -163,7 +163,7 @@ def test_a_controller_that_dies_while_the_run_is_stopped_stops_it_soon(run: Run)
 
 def test_the_head_gives_up_on_a_controller_that_crashes_again_and_again(run: Run) -> None:
     # Killed before it has spoken to its agent, again and again, it is silent: the agent must not give it up first.
-    run.start_with(replace(QUICK, orphan_timeout=30.0))
+    run.start_with(QUICK)
     run.trains(0)
     for count in range(1, 7):
         os.kill(int(run.until(Kind.CONTROLLER_STARTED, count=count).data["pid"]), signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_a_killed_head_ends_its_run_in_order(run: Run) -> None:
 
 
 def test_with_head_and_controller_killed_the_agents_leave_after_a_while(run: Run) -> None:
-    run.start_with(QUICK, replicas=2)
+    run.start_with(replace(QUICK, orphan_timeout=3.0), replicas=2)
     run.trains(0)
     run.trains(1)
     os.kill(run.head.pid, signal.SIGSTOP)

@@ -76,7 +76,7 @@ def test_a_save_is_asked_for_written_marked_and_resumed_from(run: Run) -> None:
     saved = json.loads(run.paths.saved.read_text())["saves"]
     assert [item["step"] for item in saved] == [ended.data["step"]]
     run.inject(1, "kill")
-    run.until(Kind.RANKS_STARTED, 1, 2)
+    run.until(Kind.PROGRESSED, 1, 2)
     wait_until(lambda: f"starts at {ended.data['parts']['1'][0]}" in run.log(1, 2))  # what it saved itself
     assert run.finished() == 0
 

@@ -19,8 +19,6 @@ from slurm_ft.testing.devcluster import DevCluster
 from tests.cluster.conftest import wait_until
 from tests.cluster.test_training import PROGRAMS, SLURM_FT, Job
 
-STEPS = ("python", str(PROGRAMS / "steps.py"))
-
 
 @pytest.fixture(scope="module")
 def accounted(slurm_programs: None, slurm_root: str) -> Iterator[DevCluster]:
@@ -43,13 +41,15 @@ def accounted(slurm_programs: None, slurm_root: str) -> Iterator[DevCluster]:
 def test_a_run_that_repaired_itself_is_reconciled_with_slurms_rows_and_its_derived_exit_code_explained(
     accounted: DevCluster, tmp_path: Path
 ) -> None:
-    job = Job(accounted, tmp_path, "--replicas", "2", "--", *STEPS, "100")
+    end = tmp_path / "end"
+    job = Job(accounted, tmp_path, "--replicas", "2", "--", "python", str(PROGRAMS / "until.py"), str(end))
     job.until(Kind.PROGRESSED, 0)
     job.until(Kind.PROGRESSED, 1)
     job.kill_rank(0)
     job.until(Kind.PROGRESSED, 0, lambda event: event.data["attempt"] == 2)
     job.kill_agent(1)
     job.until(Kind.PROGRESSED, 1, lambda event: event.data["attempt"] == 2)
+    end.touch()
     job.finish(0)
     job_id = job.events(Kind.RUN_STARTED)[0].data["job_id"]
 

@@ -125,13 +125,13 @@ def test_a_killed_host_loses_all_its_processes_and_comes_back(devcluster: DevClu
     assert {"slurmd", "slurmstepd", "init"} <= {process.role for process in killed}
     assert devcluster.processes("node3") == []
 
-    wait_until(lambda: devcluster.states()["node3"].startswith("down"), 20, "node3 down")
+    wait_until(lambda: devcluster.states().get("node3", "").startswith("down"), 20, "node3 down")
     assert slurm(devcluster, "squeue", "--noheader", "--job", job, "--format=%T %N").split() == [
         "RUNNING",
         "node[1-2,4]",
     ]
     devcluster.revive_host("node3")
-    assert devcluster.states()["node3"] == "idle"
+    wait_until(lambda: devcluster.states().get("node3", "") == "idle", what="node3 idle")
     assert slurm(devcluster, "srun", "-w", "node3", "printenv", "SLURMD_NODENAME") == "node3\n"
 
 
@@ -146,7 +146,7 @@ def test_a_host_that_was_set_down_is_resumed(devcluster: DevCluster) -> None:
     devcluster.kill_host("node2")
     slurm(devcluster, "scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
     devcluster.revive_host("node2")
-    assert devcluster.states()["node2"] == "idle"
+    wait_until(lambda: devcluster.states().get("node2", "") == "idle", what="node2 idle")
 
 
 def test_hosts_that_cannot_be_killed_or_revived(devcluster: DevCluster) -> None:

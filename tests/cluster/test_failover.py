@@ -22,7 +22,7 @@ from tests.cluster.conftest import wait_until
 from tests.cluster.test_training import PROGRAMS, Job, _job_ids, _processes_with, _queue, submit  # noqa: F401
 
 SECONDS = 60.0
-QUICK = Policy(kill_grace=1.0, stop_grace=2.0, head_timeout=4.0, orphan_timeout=60.0, backoff=0.1)
+QUICK = Policy(kill_grace=1.0, stop_grace=2.0, head_timeout=8.0, orphan_timeout=60.0, backoff=0.1)
 HEAD = ("look_after.py", "slurm_ft.controller.", "slurm_ft.submit.takeover")
 
 
@@ -173,7 +173,7 @@ def test_an_allocation_that_nobody_can_look_after_is_released(managed, devcluste
     srun.parent.mkdir()
     srun.write_text(f'#!/bin/sh\n[ -e {tmp_path}/broken ] && exit 97\nexec /usr/bin/srun "$@"\n')
     srun.chmod(0o755)
-    job: Managed = managed(Policy(kill_grace=1.0, head_timeout=3.0, orphan_timeout=12.0), 3, str(srun.parent))
+    job: Managed = managed(Policy(kill_grace=1.0, head_timeout=8.0, orphan_timeout=24.0), 3, str(srun.parent))
     dead = job.events(Kind.RUN_STARTED)[0].data["head_host"]
     (tmp_path / "broken").touch()
     devcluster.kill_host(dead)

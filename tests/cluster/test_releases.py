@@ -53,8 +53,9 @@ def test_boot_every_host_runs_a_step_with_the_users_own_python(devcluster: DevCl
     assert sorted(done.stdout.splitlines()) == [f"node{number} none 42" for number in range(1, 5)]
 
 
-def test_a_run_whose_rank_is_killed_repairs_itself_and_all_commands_tell_of_it(submit: Submit) -> None:
-    job = submit("--replicas", "2", "--", *STEPS, "150")
+def test_a_run_whose_rank_is_killed_repairs_itself_and_all_commands_tell_of_it(submit: Submit, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    job = submit("--replicas", "2", "--", "python", str(PROGRAMS / "until.py"), str(end))
     job.until(Kind.PROGRESSED, 0)
     job.until(Kind.PROGRESSED, 1)
     job.kill_rank(1)
@@ -62,6 +63,7 @@ def test_a_run_whose_rank_is_killed_repairs_itself_and_all_commands_tell_of_it(s
     wait_until(lambda: attempts(job) == [1, 2], what="status tells of the second attempt")
     job.kill_agent(0)
     job.until(Kind.PROGRESSED, 0, lambda event: event.data["attempt"] == 2)
+    end.touch()
     job.finish(0)
     assert [event.data["rung"] for event in job.events(Kind.RANKS_STARTED, 1)] == ["", "in place"]
     assert [event.data["step"] for event in job.events(Kind.STEP_LAUNCHED, 0)] == [1, 2]

@@ -77,7 +77,7 @@ def _array_jobs(folder: Folder) -> set[str]:
 
 def test_the_next_link_of_a_chain_goes_on_in_the_same_run_folder_when_time_is_up(folder: Folder) -> None:
     folder.call(SLURM_FT, "templates", "copy", "chain")
-    folder.call(SLURM_FT, "submit", *SMALL, *OPTIONS["chain"], "--no-wait", "--", "chain.sbatch", "60")
+    folder.call(SLURM_FT, "submit", *SMALL, *OPTIONS["chain"], "--no-wait", "--", "chain.sbatch", "400")
     log = folder.place / "runs" / "chain" / "events.jsonl"
 
     def seen(kind: Kind) -> list[Event]:
@@ -85,7 +85,7 @@ def test_the_next_link_of_a_chain_goes_on_in_the_same_run_folder_when_time_is_up
 
     wait_until(lambda: seen(Kind.PROGRESSED), 30, "the first link trains")
     folder.call("scancel", "--signal=USR2", "--batch", seen(Kind.RUN_STARTED)[0].data["job_id"])
-    wait_until(lambda: len(seen(Kind.RUN_ENDED)) == 2, 40, "the second link ends")
+    wait_until(lambda: len(seen(Kind.RUN_ENDED)) == 2, 90, "the second link ends")
     assert [event.data["code"] for event in seen(Kind.RUN_ENDED)] == [75, 0]
     assert len({event.data["job_id"] for event in seen(Kind.RUN_STARTED)}) == 2
 

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from slurm_ft.agent.address import free_port
 from slurm_ft.channel import make_keys
 from slurm_ft.paths import RunPaths
 
@@ -32,12 +33,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["slurm_ft.train.titan_cpu", "slurm_ft.train.config_registry", "torchft.local_sgd", "torch._dynamo"]
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Agent:

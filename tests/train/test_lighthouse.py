@@ -97,7 +97,7 @@ def test_a_fresh_lighthouse_is_brought_beyond_the_ids_that_were_seen_and_forgets
     assert path is not None
     torchft = lighthouse._load(path)
     server = torchft.LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=members, join_timeout_ms=100, quorum_tick_ms=10, heartbeat_timeout_ms=300
+        bind="127.0.0.1:0", min_replicas=members, join_timeout_ms=100, quorum_tick_ms=10, heartbeat_timeout_ms=3000
     )
     try:
         address = f"http://127.0.0.1:{server.address().rpartition(':')[2]}"

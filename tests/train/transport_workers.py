@@ -336,7 +336,7 @@ def a_damaged_chunk_is_noticed() -> None:
 
 
 def the_donor_waits_for_its_readers_but_not_for_ever() -> None:
-    donor = make(stall=0.5)
+    donor = make(stall=3.0)
     donor.send_checkpoint([1], 2, big_state(2), LONG)
     receiver = make()
     hanging = socket.create_connection(("127.0.0.1", donor._donor.port))
@@ -348,7 +348,7 @@ def the_donor_waits_for_its_readers_but_not_for_ever() -> None:
     assert connection.receive_message()["ok"]
     began = time.monotonic()
     donor.disallow_checkpoint()  # the reader above asks for nothing more and does not go
-    assert 0.3 < time.monotonic() - began < 10
+    assert 1.0 < time.monotonic() - began < 10
     with expect(PeerGone, ""):
         connection.receive(1)
     assert receiver.bytes_received == 0

@@ -57,18 +57,19 @@ class Successor:
         self._address = address
         self._paths, self._spec, self._host = paths, spec, host
         self._silence, self._learnt = silence, learnt
+        self._resigned = False
         self._election = Election(place, host, spec.policy.head_timeout)
 
     async def watch(self) -> None:
-        """Look after the head for as long as the agent lives."""
-        while True:
+        """Look after the head for as long as the agent lives, and has not given the run up."""
+        while not self._resigned:
             await asyncio.sleep(LOOK_INTERVAL)
             if self._silence() < LOOK_AFTER:
                 continue
             seen = await asyncio.to_thread(self._newest)
             if seen is not None:
                 self._learnt(seen.epoch)
-            if self._election.stands(time.monotonic(), self._silence(), seen):
+            if self._election.stands(time.monotonic(), self._silence(), seen) and not self._resigned:
                 assert seen is not None
                 await self._take_over(seen)
 
@@ -143,7 +144,9 @@ class Successor:
 
     async def give_up(self) -> None:
         """Nobody has brought a head up: write down that the run ends, and release its allocation, once. Not when the
-        lease is renewed: then it is we alone that hear no controller, and somebody looks after the run."""
+        lease is renewed: then it is we alone that hear no controller, and somebody looks after the run. From now on
+        we do not stand ourselves: our ranks are gone."""
+        self._resigned = True
         seen = await asyncio.to_thread(self._newest)
         if seen is None or seen.ended is not None:
             return

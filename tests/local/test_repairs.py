@@ -182,7 +182,7 @@ def test_a_killed_lighthouse_is_there_again_under_the_same_address(run: Run) -> 
     wait_until(lambda: run.lighthouse() != dead)
     host, port = address.strip().removeprefix("http://").split(":")
     wait_until(lambda: _answers(host, int(port)))
-    assert run.paths.lighthouse.read_text() == address
+    wait_until(lambda: run.paths.lighthouse.read_text() == address)
     assert run.finished() == 0
 
 

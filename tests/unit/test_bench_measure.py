@@ -91,4 +91,4 @@ def test_without_torchft_no_way_can_run_and_each_says_why(monkeypatch: pytest.Mo
     for name in ("NVRX_PYTHON", "MONARCH_PYTHON"):
         monkeypatch.delenv(name, raising=False)
     for way in ways.WAYS:
-        assert way.missing() == "no torchft: pip install 'slurm-ft[train]'", way.name
+        assert way.missing() == "no torchft: pip install '/path/to/slurm-ft[train]'", way.name

@@ -204,7 +204,7 @@ class World:
 
 def torchft_missing() -> str:
     """'' when this Python has torchft, which the trainer imports for every way."""
-    return "" if importlib.util.find_spec("torchft") else "no torchft: pip install 'slurm-ft[train]'"
+    return "" if importlib.util.find_spec("torchft") else "no torchft: pip install '/path/to/slurm-ft[train]'"
 
 
 @dataclass(frozen=True)

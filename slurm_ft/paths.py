@@ -78,6 +78,12 @@ class RunPaths:
                 "choose another with --run-dir; it must be on a file system that every host shares",
             ) from None
 
+    def remove_empty(self) -> None:
+        """Take away what `create` has made, as far as nothing is in it."""
+        for folder in (self.control, self.errors, self.root / "replicas", self.secret, self.root):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
 
 def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
     """Write `text` beside `path` and rename it there, so that no reader ever sees half of it."""

@@ -120,7 +120,7 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
     from slurm_ft.paths import RunPaths
     from slurm_ft.submit import chain
     from slurm_ft.submit import script as own
-    from slurm_ft.submit.request import after_submission, check_allowed, make_folder
+    from slurm_ft.submit.request import after_submission, check_allowed, folder_for
     from slurm_ft.submit.slurm_job import check_shared
 
     _cluster("slurm", options["dry_run"])
@@ -138,9 +138,8 @@ def _submit_script(script: Script, options: dict[str, Any]) -> None:
         return own.submit(own.link(request, number, run_dir.replace("%j", first), after) if number else request)
 
     since = _written(run_dir)
-    if "%j" not in run_dir:
-        make_folder(RunPaths(run_dir))
-    links = [link(0, "", ())] if options["chain"] == 1 else chain.submit_links(options["chain"], link)
+    with folder_for(run_dir):
+        links = [link(0, "", ())] if options["chain"] == 1 else chain.submit_links(options["chain"], link)
     first = links[0]
     paths = RunPaths(run_dir.replace("%j", first.job_id))
     if options["chain"] > 1:

@@ -69,8 +69,8 @@ def to_slurm(request: slurm_job.JobRequest, shared: bool = False) -> Submitted:
 
     Raises UsageError, TryAgain or LaunchError with Slurm's words, RunFolderError for a folder of another run.
     """
-    _check_folder(request, shared)
-    job = slurm_job.submit(request)
+    with _folder(request, shared):
+        job = slurm_job.submit(request)
     paths = RunPaths(request.run_dir.replace("%j", job.job_id))
     with after_submission([job.job_id]):
         open_run(paths, request.spec)
@@ -90,32 +90,44 @@ def after_submission(jobs: Sequence[str]) -> Iterator[None]:
         ) from None
 
 
-def _check_folder(request: slurm_job.JobRequest, shared: bool) -> None:
+def _folder(request: slurm_job.JobRequest, shared: bool) -> contextlib.AbstractContextManager[None]:
     if not shared:
         slurm_job.check_shared(Path(request.run_dir), request.spec.hosts)
-    if "%j" not in request.run_dir:
-        make_folder(RunPaths(request.run_dir), request.spec)
+    return folder_for(request.run_dir, request.spec)
 
 
-def make_folder(paths: RunPaths, spec: RunSpec | None = None) -> None:
-    """Before anything is submitted: the folder can be written and, where the spec is known, holds no other run. What
-    the run is, is not written down yet: Slurm may refuse it. Raises RunFolderError."""
+@contextlib.contextmanager
+def folder_for(run_dir: str, spec: RunSpec | None = None) -> Iterator[None]:
+    """While a job is submitted: its run folder, where its name is known by then, can be written and, where the spec is
+    known, holds no other run. What the run is, is not written down yet: Slurm may refuse it, and then a folder that
+    was made for it goes again. Raises RunFolderError."""
+    if "%j" in run_dir:
+        yield
+        return
+    paths = RunPaths(run_dir)
+    is_new = not paths.root.exists()
     paths.create()
     if spec is not None and paths.spec.exists():
         open_run(paths, spec)
     forget_stop(paths)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            paths.remove_empty()
+        raise
 
 
 def to_chain(request: slurm_job.JobRequest, count: int, shared: bool = False) -> Submitted:
     """Submit a chain of jobs for one run; gives its first. Raises as `to_slurm` does, and then leaves none
     queued that Slurm would cancel."""
-    _check_folder(request, shared)
 
     def link(number: int, first: str, after: tuple[str, ...]) -> Job:
         run_dir = request.run_dir.replace("%j", first) if first else request.run_dir
         return slurm_job.submit(replace(request, run_dir=run_dir, options=request.options + after, chain=number))
 
-    links = chain.submit_links(count, link)
+    with _folder(request, shared):
+        links = chain.submit_links(count, link)
     paths = RunPaths(request.run_dir.replace("%j", links[0].job_id))
     with after_submission([link.job_id for link in links]):
         open_run(paths, request.spec)

@@ -163,8 +163,9 @@ def test_nothing_is_submitted_for_a_run_folder_that_cannot_be_written(
     assert not (elsewhere / "calls").exists()
 
 
-def test_a_request_that_slurm_refuses_leaves_no_run_in_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("links", [1, 2])
+def test_a_request_that_slurm_refuses_leaves_nothing_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: int
 ) -> None:
     """With other options it is the same folder and another run."""
 
@@ -173,9 +174,17 @@ def test_a_request_that_slurm_refuses_leaves_no_run_in_its_folder(
 
     monkeypatch.setattr(slurm_job, "submit", refuse)
     asked = JobRequest(RunSpec("x", ReplicaSpec(("true",)), replicas=2), f"{tmp_path}/run", tmp_path / ".submitit")
-    with pytest.raises(LaunchError):
-        requests.to_slurm(asked, shared=True)
-    assert not RunPaths(tmp_path / "run").spec.exists()
+
+    def submit() -> None:
+        with pytest.raises(LaunchError):
+            requests.to_slurm(asked, shared=True) if links == 1 else requests.to_chain(asked, links, shared=True)
+
+    submit()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "note").touch()
+    submit()
+    assert (tmp_path / "run" / "note").exists() and not RunPaths(tmp_path / "run").spec.exists()
 
 
 @pytest.mark.parametrize(("links", "words"), [(1, "job 11 is submitted already"), (2, "jobs 11, 12 are submitted")])

@@ -36,7 +36,7 @@ from slurm_ft.controller.hanging import HangWatch
 from slurm_ft.controller.history import History
 from slurm_ft.controller.injecting import Injector
 from slurm_ft.controller.keepers import Keepers
-from slurm_ft.controller.latelog import NO_ANSWER, LateLog, Trouble
+from slurm_ft.controller.latelog import NO_ANSWER, SETTLE_WITHIN, LateLog, Trouble
 from slurm_ft.controller.loop import Supervisor
 from slurm_ft.controller.peers import Peer, Peers
 from slurm_ft.controller.returns import ReturnWatch
@@ -63,8 +63,6 @@ CALLS_WITHIN = 5.0
 """Seconds for an agent on the last head's host to call a new controller: it dials again after 3 s of silence, and
 it has had `head_timeout` before."""
 STATE_INTERVAL = 1.0
-SETTLE_WITHIN = 0.5
-"""Seconds that a launch waits for earlier events to be on disk; only once, then the file system has stalled."""
 LAST_WRITES_WITHIN = 5.0
 REQUEST_INTERVAL = 0.5
 EXIT_CRASHED = 70
@@ -258,7 +256,7 @@ class Controller:
             attempts={str(r.id): r.attempt for r in before},
             steps={str(r.id): r.step for r in before},
         )
-        if words := lighthouse.lack(spec.replica.command, spec.replicas):
+        if words := lighthouse.lack(spec.replica.command, spec.replicas, {**os.environ, **spec.replica.environment}):
             self._note(words)
 
     def _adopt(self) -> None:

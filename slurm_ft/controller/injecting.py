@@ -9,16 +9,13 @@ from typing import Any
 
 from slurm_ft import faults
 from slurm_ft.controller import hurt
-from slurm_ft.controller.latelog import LateLog
+from slurm_ft.controller.latelog import SETTLE_WITHIN, LateLog
 from slurm_ft.controller.peers import Peers
 from slurm_ft.controller.requests import Inject
 from slurm_ft.controller.state import Replica, RunState
 from slurm_ft.events import Kind
 from slurm_ft.paths import RunPaths
 from slurm_ft.spec import RunSpec
-
-SETTLE_WITHIN = 0.5
-"""Seconds for the answer to be on disk before the one that would give it is gone."""
 
 
 class Injector:

@@ -22,6 +22,8 @@ from slurm_ft.events import Event, EventLog
 
 STALLED_AFTER = 1.0
 """Seconds that a write may take before the file system is said to stall."""
+SETTLE_WITHIN = 0.5
+"""Seconds that who needs earlier events to be on disk waits for that; only once, then the file system has stalled."""
 RETRY = 0.25
 CLOSE_WITHIN = 5.0
 NO_ANSWER = "the run folder's file system does not answer"

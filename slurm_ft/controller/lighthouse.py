@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slurm_ft import env
 from slurm_ft.agent.command import is_python
 from slurm_ft.controller import quorum_ids
 from slurm_ft.paths import write_atomic
@@ -33,9 +34,10 @@ def extension_path() -> Path | None:
     return None
 
 
-def lack(command: Sequence[str], replicas: int) -> str:
-    """What to say when a run of Python programs that may want to meet has no Lighthouse; '' when there is nothing."""
-    if replicas < 2 or not is_python(command[0]) or extension_path() is not None:
+def lack(command: Sequence[str], replicas: int, surroundings: Mapping[str, str]) -> str:
+    """What to say when a run of Python programs that may want to meet has no Lighthouse, nor one of the user's own;
+    '' when there is nothing."""
+    if replicas < 2 or not is_python(command[0]) or env.LIGHTHOUSE in surroundings or extension_path() is not None:
         return ""
     return (
         "there is no Lighthouse, because torchft is not installed beside slurm-ft: each replica trains for itself "

@@ -21,9 +21,10 @@ from slurm_ft.controller import lighthouse
 def test_python_programs_that_cannot_meet_are_told_of(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], replicas: int, said: bool
 ) -> None:
-    assert lighthouse.lack(command, replicas) == ""
+    assert lighthouse.lack(command, replicas, {}) == ""
     monkeypatch.setattr(lighthouse, "extension_path", lambda: None)
-    assert ("pip install --no-deps torchft" in lighthouse.lack(command, replicas)) is said
+    assert ("pip install --no-deps torchft" in lighthouse.lack(command, replicas, {})) is said
+    assert lighthouse.lack(command, replicas, {"TORCHFT_LIGHTHOUSE": "http://theirs:1"}) == ""
 
 
 def test_an_installation_without_torchft_has_no_extension(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
